@@ -70,6 +70,10 @@ SHORT_TICK_SECONDS = 0.002
 """Duration below which a tick needs no rest, as that of a small group, in seconds."""
 RETRY_SECONDS = 1.0
 """Time between two attempts to write to a disk that fails, in seconds."""
+STOP_WHEN_IGNORED = (
+    "runPolicy.stopWhen does not end this script: it trains without a session or an adapter, which the ranks need to "
+    "leave after the same step"
+)
 RECORD_SECONDS = 2.0
 """Maximum time that a request for another number of replicas, or an agent whose ranks have finished, waits for the
 disk, in seconds; less than the operator waits for an answer."""
@@ -127,6 +131,7 @@ class Coordinator:
             self._history.report(f"code {code}{', which has not arrived yet' if self._is_code_missing else ''}", "info")
         self._bucket_problem = self._tracing_problem = ""
         self._not_finite_reported = 0
+        self._has_warned = False
         """The generation whose non-finite loss was reported."""
         self._heartbeats: dict[str, float] = {}
         self._requests: dict[str, object] = {}
@@ -463,6 +468,9 @@ class Coordinator:
             if report is not None and self._reports.generation != self._not_finite_reported:
                 self._not_finite_reported = self._reports.generation
                 self._history.report(f"the training loss is not finite at step {number(report.step)}", "warning")
+            if self._reports.scripted and self.job.spec.run_policy.stop_when is not None and not self._has_warned:
+                self._has_warned = True
+                self._history.report(STOP_WHEN_IGNORED, "warning")
             self._troubles.exclusion_message = failures.describe_exclusions(self.state)
             has_changed = self._troubles.update(self._observed, self._history.lines_lost, time.monotonic())
             if has_changed and (troubles := self._troubles.troubles):

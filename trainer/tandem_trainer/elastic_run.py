@@ -28,7 +28,7 @@ from tandem.rundir.lineage import DatasetCommit, Origin, Rewind, data_step, deci
 from tandem.rundir.log import LogWriter
 from tandem.wire.protocol import SAVING
 from tandem.wire.reasons import Reason
-from tandem.wire.status import OPTIMIZER_DIFFERS, STOPPED_EARLY, CheckpointRef
+from tandem.wire.status import OPTIMIZER_DIFFERS, CheckpointRef, early_end_summary
 from tandem_trainer.agreement import SampleDigest, refuse_samples
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import check_disk, compare, record_start, restore
@@ -44,6 +44,7 @@ from tandem_trainer.meter import ON_GPU, RESIDENT, Cost, Meter, peak_memory
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.rank_context import RankContext, StopRequest
 from tandem_trainer.save_interval import SaveInterval, count_failures
+from tandem_trainer.score_watch import ScoreWatch
 from tandem_trainer.trouble import TroubleCounts, record_save
 
 log = logging.getLogger(__name__)
@@ -53,8 +54,6 @@ ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
 """Advice for training that diverges."""
 NO_COST = Cost()
 """Cost of a loop of the user's own, which is not known."""
-LEFT_LOOP = "the script left its loop"
-"""Reason of an early end for which the script gives none."""
 UNKNOWN_STEPS = 2**62
 """Number of steps of a run whose data has no known length."""
 
@@ -138,6 +137,7 @@ class ElasticRun:
         self._log: LogWriter | None = None
         self._log_is_closed = False
         self._corruptions = CorruptionLog(context, lambda: self._log)
+        self._scores = ScoreWatch(context.rundir) if context.group.rank == 0 else None
         self.early_reason = ""
         """Reason of the script for ending training early; empty if it gave none."""
         self._ends_early = False
@@ -547,6 +547,8 @@ class ElasticRun:
         if not (save_due or is_last or step == self._next_vote_step):
             return
         overdue = self._interval.is_over(self._last_save)
+        if self._scores is not None:
+            self.early_reason = self.early_reason or self._scores.reason()
         # Read the losses first: that waits for a GPU, and only then is it known how long the steps took.
         losses = meter.pending_losses()
         samples_digest = self._samples_since_vote.digest
@@ -647,22 +649,6 @@ class ElasticRun:
         # The record must be on the disk before the first rank leaves, which closes the generation.
         self._context.group.barrier()
         raise TrainingDiverged(code, reason)
-
-
-def early_end_summary(step: int, total_steps: int | None, reason: str) -> str:
-    """Summarize a run that ended before its last step; empty if it took all steps, or their number is not known and no
-    reason was given.
-
-    Args:
-        step: steps taken.
-        total_steps: steps of the whole run; None if only the end of the data tells.
-        reason: reason of the script; empty if it gave none.
-    """
-    if total_steps is None:
-        return f"{STOPPED_EARLY} after step {number(step)}: {reason}" if reason else ""
-    if step >= total_steps:
-        return ""
-    return f"{STOPPED_EARLY} after step {number(step)} of {number(total_steps)}: {reason or LEFT_LOOP}"
 
 
 def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: int) -> tuple[ExitCode, str]:

@@ -333,11 +333,11 @@ class SweepFolder:
         """
         if not self.is_running:
             raise UserError(f"{self.path} is not running")
-        asked = None
+        interrupted = None
         while self.is_running:
             # One that has just begun has not written its process id yet.
-            if (driver := self.driver()) is not None and driver != asked:
-                asked = driver
+            if (driver := self.driver()) is not None and driver != interrupted:
+                interrupted = driver
                 with suppress(ProcessLookupError):
                     os.kill(driver, signal.SIGINT)
             time.sleep(POLL_SECONDS)

@@ -20,6 +20,7 @@ from tandem.job.pod_template import (
     is_whole_number,
     processes_in_cel,
 )
+from tandem.job.stop_when import StopWhen
 from tandem.job.storage import BUCKET_FIELDS as BUCKET_FIELDS
 from tandem.job.storage import RULES as STORAGE_RULES
 from tandem.job.storage import Storage as Storage
@@ -368,6 +369,8 @@ class RunPolicy(Model):
     """Fail the job after this many seconds. In a queue, the time starts with its workers."""
     ttl_seconds_after_finished: Count | None = None
     """Delete the job this many seconds after its end."""
+    stop_when: StopWhen | None = None
+    """End training early by a score. A script needs a session or an adapter for it."""
     queue_name: ShortName | None = None
     """Kueue local queue that admits the workers."""
     priority_class_name: ObjectName | None = None
@@ -466,6 +469,13 @@ class Spec(Model):
             "tensorParallel must divide the processes of a worker (workers.processesPerReplica, or its GPUs), so that "
             "any number of workers can train",
             "trainer.loop.tensorParallel",
+        ),
+        Rule(
+            lambda s: s.run_policy.stop_when is None or s.evaluation.replicas > 0,
+            "!has(self.runPolicy) || !has(self.runPolicy.stopWhen)"
+            " || (has(self.evaluators) ? self.evaluators.replicas > 0 : has(self.trainer.task))",
+            "stopWhen needs evaluators",
+            "runPolicy.stopWhen",
         ),
         *LANGUAGE_RULES,
         *STORAGE_RULES,

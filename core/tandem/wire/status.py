@@ -26,6 +26,8 @@ RESTART_DELAY_PREFIX = "starts again in "
 
 STOPPED_EARLY = "stopped early"
 """Start of the message of a run that is complete with fewer steps than announced; the reason follows."""
+LEFT_LOOP = "the script left its loop"
+"""Reason of an early end for which the script gives none."""
 
 KSTATUS = ("Ready", "Reconciling", "Stalled")
 """Condition types that kstatus, and with it Flux, evaluates: Stalled is failed, Reconciling or not Ready is in
@@ -298,6 +300,22 @@ def phase_word(phase: str, message: str | None) -> str:
     """
     early = phase == "Succeeded" and (message or "").startswith(STOPPED_EARLY)
     return STOPPED_EARLY.capitalize() if early else phase
+
+
+def early_end_summary(step: int, total_steps: int | None, reason: str) -> str:
+    """Summarize a run that ended before its last step; empty if it took all steps, or their number is not known and no
+    reason was given.
+
+    Args:
+        step: steps taken.
+        total_steps: steps of the whole run; None if only the end of the data tells.
+        reason: reason of the script; empty if it gave none.
+    """
+    if total_steps is None:
+        return f"{STOPPED_EARLY} after step {number(step)}: {reason}" if reason else ""
+    if step >= total_steps:
+        return ""
+    return f"{STOPPED_EARLY} after step {number(step)} of {number(total_steps)}: {reason or LEFT_LOOP}"
 
 
 Name = Annotated[str, Field(max_length=316)]

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tandem.rundir.layout import RunDir, stopped_early
+from tandem.wire.status import early_end_summary
 from tandem_trainer.batch import Batch
-from tandem_trainer.elastic_run import early_end_summary
 from tandem_trainer.session import Session
 from tests.support import ROOT
 
