@@ -15,8 +15,13 @@ POLL_SECONDS = 0.1
 START_SECONDS = 60.0
 """Timeout for a driver to hold its sweep, in seconds."""
 ERROR = "error: "
-_drivers: list["subprocess.Popen[bytes]"] = []
-"""Drivers that this process has started. They outlive it; Python complains about those that nobody refers to."""
+
+
+class DriverProcess(subprocess.Popen[bytes]):
+    """The process of a driver. It outlives the one that has started it, so Python need not warn of that."""
+
+    def __del__(self) -> None:
+        self.poll()
 
 
 def client_for(destination: TrialPlatform) -> Client:
@@ -39,14 +44,13 @@ def start_in_background(folder: SweepFolder) -> None:
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}") from error
     with log:
-        driver = subprocess.Popen(
+        driver = DriverProcess(
             module_command("tandem_cli.main", "sweep", str(folder.path.resolve())),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    _drivers.append(driver)
     deadline = time.monotonic() + START_SECONDS
     while not (folder.is_running and folder.driver() == driver.pid):
         code = driver.poll()
