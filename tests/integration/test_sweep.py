@@ -99,7 +99,8 @@ def test_ctrl_c_saves_and_the_same_command_continues(folder: Path) -> None:
 
 
 def test_trials_pause_with_what_they_have_and_the_best_one_continues(folder: Path) -> None:
-    spec = hills.sweep([0.1, 0.9, 0.2], pruner={"name": "promotion", "minSteps": 5})
+    # One after the other: of two, the last one to arrive at the rung would be the best of three there, and not pause.
+    spec = hills.sweep([0.1, 0.9, 0.2], pruner={"name": "promotion", "minSteps": 5}, workers=1)
     sweep = Client().sweep(spec, job="job.yaml", name="paused")
     trials = sweep.wait(120)
     log = (sweep.folder / "sweep.log").read_text()
