@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from textwrap import dedent
 
 import pytest
 import yaml
@@ -25,46 +24,9 @@ from tandem.rundir.records import (
 )
 from tandem.wire.save_interval import best_interval
 from tests.support.local_run import DIGITS, LocalRun
-from tests.support.survivors import check_played, start_regrouping
+from tests.support.survivors import TASK, check_played, start_regrouping
 from tests.support.waiting import until
 
-TASK = """
-    import time
-    from dataclasses import dataclass
-
-    from faults_of_steps import Faults, Lines
-    from torch import nn
-    from tandem_trainer.task import Task
-
-
-    @dataclass
-    class Config:
-        folder: str
-        faults: list[str]
-
-
-    class Slopes(Task[Config]):
-        def data(self, split):
-            self.faults = Faults(self.config.folder, self.config.faults)
-            return Lines(self.faults)
-
-        def model(self):
-            return nn.Linear(8, 1)
-
-        def optimizer(self, model, settings):
-            optimizer = super().optimizer(model, settings)
-
-            def taken(optimizer, *_):
-                self.faults.step = round(float(next(iter(optimizer.state.values()))["step"]))
-                self.faults.at("update-done")
-
-            optimizer.register_step_post_hook(taken)
-            return optimizer
-
-        def loss(self, model, batch):
-            time.sleep(0.02)  # a rate is recorded in between
-            return (model(batch["points"]).squeeze(1) - batch["slope"]).square()
-"""
 FAULTS = ["1:update-done:50", "0:update-done:100"]
 """The first one loses 50 steps, the second one those since the checkpoint at step 60."""
 
@@ -86,11 +48,11 @@ def test_the_causes_add_up_to_the_wall_time_and_what_was_recomputed_are_the_step
     folder = tmp_path / "killed"
     trainer = {
         "task": "slopes:Slopes",
-        "parameters": {"folder": str(folder), "faults": FAULTS},
+        "parameters": {"folder": str(folder), "faults": FAULTS, "seconds": 0.02},  # a rate is recorded in between
         "loop": {"epochs": 10, "globalBatchSize": 25},
     }
     restarting = {"onMembershipChange": "Restart", "heartbeatSeconds": 0.1}
-    with start_regrouping(folder, dedent(TASK), trainer, elasticity=restarting, checkpoint={"everySteps": 60}) as run:
+    with start_regrouping(folder, TASK, trainer, elasticity=restarting, checkpoint={"everySteps": 60}) as run:
         assert run.ends(400) == 0, run.output
         shown = run.called("status", str(run.path)).stdout
     check_played(folder, FAULTS)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from tests.support.elastic import Elastic
 from tests.support.local_run import LocalRun
 from tests.support.manifests import images
 from tests.support.survivors import (
+    TASK,
     check_continued,
     check_played,
     check_same_end,
@@ -29,63 +29,6 @@ from tests.support.waiting import SECONDS, until
 pytestmark = pytest.mark.timeout(300)
 FULL = pytest.mark.full("core", "coordinator", "trainer")
 """What test_session_regroup shows of a loop as well, or what takes minutes of failures."""
-TASK = """
-    import time
-    from dataclasses import dataclass
-    from pathlib import Path
-
-    from faults_of_steps import Faults, Lines
-    from torch import nn
-    from tandem_trainer.checkpoint.saving import Saver
-    from tandem_trainer.process_group import Group
-    from tandem_trainer.task import Task
-
-
-    @dataclass
-    class Config:
-        folder: str
-        faults: list[str]
-
-
-    class Slopes(Task[Config]):
-        def data(self, split):
-            self.faults = Faults(self.config.folder, self.config.faults)
-            return Lines(self.faults)
-
-        def model(self):
-            for wait in Path(self.config.folder).glob("wait"):
-                wait.rename(wait.with_name("waits"))
-                while not wait.with_name("go").exists():
-                    time.sleep(0.05)
-            return nn.Sequential(
-                nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1)
-            )
-
-        def optimizer(self, model, settings):
-            faults, optimizer = self.faults, super().optimizer(model, settings)
-
-            def count(optimizer, *_):
-                faults.at("update")
-
-            def taken(optimizer, *_):
-                faults.at("update-done")
-                faults.step = round(float(next(iter(optimizer.state.values()))["step"]))
-
-            optimizer.register_step_pre_hook(count)
-            optimizer.register_step_post_hook(taken)
-            for name, parameter in model.named_parameters():
-                if name in ("0.weight", "5.weight"):
-                    parameter.register_hook(lambda gradient, name=name: faults.at(f"backward-{name}"))
-            faults.around(Group, "vote")
-            faults.around(Saver, "save")
-            return optimizer
-
-        def loss(self, model, batch):
-            self.faults.at("forward")
-            losses = (model(batch["points"]).squeeze(1) - batch["slope"]).square()
-            self.faults.at("forward-done")
-            return losses
-"""
 
 
 def start(folder: Path, faults: list[str]) -> LocalRun:
@@ -95,7 +38,7 @@ def start(folder: Path, faults: list[str]) -> LocalRun:
         "parameters": {"folder": str(folder), "faults": faults},
         "loop": {"epochs": 10, "globalBatchSize": 25, "emaDecay": 0.9},
     }
-    return start_regrouping(folder, dedent(TASK), trainer)
+    return start_regrouping(folder, TASK, trainer)
 
 
 def test_killed_at_any_point_of_a_step_the_other_rank_takes_it_again_and_none_other(tmp_path: Path) -> None:
@@ -139,7 +82,7 @@ def spec(**elasticity: Any) -> dict[str, Any]:
 def slopes(path: Path, folder: Path, warm: bool) -> Elastic:
     """Train the task of these tests for long, with two workers; without a warm start, each rank looks for its code
     anew."""
-    write_slopes(folder, dedent(TASK))
+    write_slopes(folder, TASK)
     trainer = {
         "task": "slopes:Slopes",
         "parameters": {"folder": str(folder), "faults": []},

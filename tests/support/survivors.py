@@ -24,6 +24,9 @@ STEPS = 160
 """Steps of a run that ends: ten epochs of 400 lines in batches of 25."""
 
 
+TASK = (SCRIPTS / "slopes.py").read_text()
+
+
 def write_slopes(folder: Path, code: str) -> None:
     """Write `slopes.py`, beside the faults that it plays."""
     folder.mkdir(exist_ok=True)
