@@ -193,7 +193,8 @@ class RunDirectory:
         self._saved: dict[CheckpointRef, SavedCheckpoint] = {}
         self._weights, self._optimizers = WeightsWatch(), OptimizerWatch()
         watch = evaluation.watch
-        self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds)
+        policy = evaluation.policy if evaluation.processes else None
+        self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds, policy)
         self._base = BaseWatch(rundir, evaluation) if has_base else None
         self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
         self._skipped: set[tuple[str, int]] = set()
@@ -275,6 +276,10 @@ class RunDirectory:
             read_at=now,
         )
 
+    def take_problems(self) -> Sequence[str]:
+        """New sentences about checkpoints of a script that are not evaluated, or may not be."""
+        return [] if self._finder is None else self._finder.take_problems()
+
     def _checkpoints(self) -> list[CheckpointRef]:
         names = self._rundir.checkpoint_names()
         # Deleted checkpoints are forgotten; a manifest is read once.
@@ -295,9 +300,9 @@ class RunDirectory:
         # An error such as a full disk is reported by evaluators, which record the checkpoint, too.
         with suppress(OSError):
             self._finder.look(ended=False)
-        for checkpoint in self._finder.known.values():
+        for checkpoint in self._finder.recorded.values():
             self._saved.setdefault(checkpoint.reference, SavedCheckpoint(checkpoint.at, None))
-        return [checkpoint.reference for checkpoint in self._finder.known.values()]
+        return [checkpoint.reference for checkpoint in self._finder.recorded.values()]
 
     def _reference(self, name: str) -> CheckpointRef | None:
         try:
@@ -413,14 +418,15 @@ class RunWatcher(threading.Thread):
 
     Args:
         on_observed: called on the watcher's thread with the result of each poll.
-        on_error: called when the directory cannot be read, with a sentence, once for each different one.
+        on_problem: called with a sentence when the directory cannot be read, once for each different one, and when a
+            checkpoint of a script is not evaluated.
     """
 
     def __init__(
-        self, directory: RunDirectory, on_observed: Callable[[Observed], None], on_error: Callable[[str], None]
+        self, directory: RunDirectory, on_observed: Callable[[Observed], None], on_problem: Callable[[str], None]
     ) -> None:
         super().__init__(name="run-watcher", daemon=True)
-        self._directory, self._on_observed, self._on_error = directory, on_observed, on_error
+        self._directory, self._on_observed, self._on_problem = directory, on_observed, on_problem
         self._stopped = False
         self._wake = threading.Event()
 
@@ -438,12 +444,14 @@ class RunWatcher(threading.Thread):
                         RunDir.refresh(REFRESH_SECONDS)
                 self._on_observed(self._directory.poll(time.time()))
                 last_error = ""
+                for problem in self._directory.take_problems():
+                    self._on_problem(problem)
             # Whatever goes wrong, the next poll may succeed; each different error is reported once.
             except Exception as error:
                 text = str(error)[:MAX_MESSAGE_LENGTH] or type(error).__name__
                 if text != last_error:
                     last_error = text
-                    self._on_error(f"the run directory cannot be read: {last_error}")
+                    self._on_problem(f"the run directory cannot be read: {last_error}")
             self._wake.wait(POLL_SECONDS)
 
     def poll_now(self) -> None:

@@ -20,7 +20,7 @@ from tandem.job.resource import Evaluators
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir import sync_client
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest
-from tandem.rundir.evaluations import BASE
+from tandem.rundir.evaluations import BASE, PASSED_OVER
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN_GENERATION
 from tandem.rundir.records import CheckpointUnusable, CorruptionRecord, Evaluated, NotEvaluated
@@ -54,7 +54,7 @@ def survey_of(rundir: RunDir, evaluators: Evaluators, has_base: bool = False) ->
     """
     if evaluators.watch is None:
         return Survey(rundir, evaluators.processes, has_base)
-    return WatchSurvey(rundir, evaluators.processes, evaluators.watch, evaluators.settle_seconds)
+    return WatchSurvey(rundir, evaluators.processes, evaluators.watch, evaluators.settle_seconds, evaluators.policy)
 
 
 class Evaluator:
@@ -244,7 +244,7 @@ class Evaluator:
     def skip(self, references: tuple[CheckpointRef, ...]) -> None:
         """Record that checkpoints are skipped."""
         for reference in references:
-            if self._publication.skip(reference, "a newer checkpoint was there before its turn came"):
+            if self._publication.skip(reference, PASSED_OVER):
                 self._log.event(NotEvaluated(time=time.time(), checkpoint=reference.name, step=reference.step))
 
     def _weights_digest(self, reference: CheckpointRef) -> str:

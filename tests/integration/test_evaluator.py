@@ -239,7 +239,7 @@ main(["--index", "0"])
         # Two looks find it the same.
         for ended in (False, True):
             finder.look(ended)
-        assert finder.known
+        assert finder.recorded
     words = [sys.executable, "-c", looks_at_a_run_without_ranks]
     done = subprocess.run(words, env=os.environ | variables, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{expected}\n"

@@ -223,3 +223,62 @@ def test_checkpoints_of_a_plain_script_are_evaluated_though_it_is_killed_and_del
         assert "step-000000012" in found
         assert {path.name for path in (run.path / "watched").glob("*/*")} == {"record.json"}, "links are let go"
         assert run.leavings() == {}
+
+
+OVERWRITES = """
+    import hashlib, os, time
+    from pathlib import Path
+    import torch
+
+    run = Path(os.environ["TANDEM_RUN_DIR"])
+    with (run / "written").open("w") as written:
+        for number in range(1, 31):
+            torch.save({"number": number, "weight": torch.full((1000,), float(number))}, run / "last.pt")
+            print(hashlib.sha256((run / "last.pt").read_bytes()).hexdigest(), file=written, flush=True)
+            # As fast as states of one file are found.
+            while len(list(run.glob("watched/step-*/record.json"))) < number:
+                time.sleep(0.02)
+"""
+CHECKSUMS = """
+    import hashlib
+    import torch
+    from tandem.evaluation import checkpoints
+
+    for checkpoint in checkpoints():
+        checksum = hashlib.sha256(checkpoint.weights.read_bytes()).hexdigest()
+        number = torch.load(checkpoint.weights, weights_only=True)["number"]
+        checkpoint.report(checksum=int(checksum[:12], 16), closeness=-abs(number - 20))
+"""
+
+
+def test_each_of_thirty_saves_into_one_file_is_evaluated_and_the_best_is_kept(tmp_path: Path) -> None:
+    for name, text in {"saves.py": OVERWRITES, "scores.py": CHECKSUMS}.items():
+        (tmp_path / name).write_text(dedent(text))
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(
+        dedent(f"""
+            apiVersion: tandem.dev/v1alpha1
+            kind: DistributedTrainingJob
+            metadata: {{name: overwrites}}
+            spec:
+              trainer: {{command: [python, {tmp_path}/saves.py]}}
+              evaluators:
+                command: [python, {tmp_path}/scores.py]
+                watch: last.pt
+                policy: Every
+                metric: closeness
+                goal: Maximize
+            """)
+    )
+    with LocalRun(tmp_path, manifest=manifest) as run:
+        assert run.ends() == 0, run.output
+        results = [read_json_or_none(path) for path in run.run_dir.evaluations.glob("*/g000000.json")]
+        checksums = {result["step"]: result["metrics"]["checksum"] for result in results}
+        written = (run.path / "written").read_text().split()
+        assert checksums == {number: int(checksum[:12], 16) for number, checksum in enumerate(written, 1)}
+        assert len(set(checksums.values())) == 30
+        assert "evaluated   30 checkpoints, none skipped" in run.output
+        assert f"best        {run.path}/watched/step-000000020/last.pt" in run.output
+        files = [path.name for path in (run.path / "watched").glob("*/*")]
+        assert (files.count("record.json"), files.count("last.pt"), len(files)) == (30, 1, 31)
+        assert run.leavings() == {}

@@ -54,6 +54,20 @@ MUTATIONS = (
         "tests/unit/coordinator/test_optimizer_watch.py",
     ),
     Mutation(
+        "copies-of-files-that-changed-meanwhile-count",
+        "core/tandem/rundir/file_copy.py",
+        "if _stamp_of(path) != stamp:",
+        "if False:",
+        "tests/unit/core/test_file_copy.py",
+    ),
+    Mutation(
+        "files-that-are-overwritten-are-only-linked",
+        "core/tandem/rundir/watched.py",
+        "elif now.size <= before.size or self._is_known(name, before):",
+        "elif False:",
+        "tests/unit/evaluator/test_watch_copies.py",
+    ),
+    Mutation(
         "disagreements-leave-no-record",
         f"{TRAINER}corruption.py",
         "self.record(error.corruption, str(error), error.ranks)",

@@ -81,6 +81,7 @@ def result(run_dir: RunDir) -> RunResult:
     final = done.get("final") or {}
     last_words = _outcomes(run_dir)
     best = evaluations.best(run_dir)
+    best_path = checkpoint_path(run_dir, best.name) if best else None
     step = final.get("step", saved[0].step if saved else None)
     logged, loss, total = _trained(run_dir)
     return RunResult(
@@ -90,7 +91,7 @@ def result(run_dir: RunDir) -> RunResult:
         loss=loss,
         checkpoint=final.get("name", saved[0].name if saved else ""),
         best=best.name if best else "",
-        best_path=str(checkpoint_path(run_dir, best.name).relative_to(run_dir.path)) if best else "",
+        best_path=str(best_path.relative_to(run_dir.path)) if best_path else "",
         metric=(best and best.metric) or "",
         value=best.value if best else None,
         evaluated=sum(not word.is_note for word in last_words),
@@ -129,7 +130,7 @@ def _missed(run_dir: RunDir, last_words: Sequence[FinalFile]) -> list[str]:
     with suppress(OSError, ValueError):
         pattern = run_dir.read_job().spec.evaluation.watch
         states = watched.records(run_dir)
-        lost = sum(reason == OVERWRITTEN for _, reason in notes)
+        lost = sum(reason.startswith(OVERWRITTEN) for _, reason in notes)
         if pattern is not None and not states:
             warnings.append(
                 f"evaluators.watch: {pattern} matched nothing in {run_dir.path}; {_elsewhere(run_dir, pattern)}"
@@ -243,7 +244,8 @@ def complete(
         )
     rows: list[tuple[str, str]] = []
     if result.value is not None:
-        rows.append(("best", f"{path}/{result.best_path}"))
+        overwritten = f"{result.best}, which your script has overwritten or deleted"
+        rows.append(("best", f"{path}/{result.best_path}" if result.best_path else overwritten))
         rows.append(("", f"{metric_name(result.metric)} {score(result.metric, result.value)}"))
     if result.against_base:
         rows.append(("base model", against_base.format_comparisons(result.against_base)))

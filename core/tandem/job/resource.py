@@ -207,7 +207,7 @@ class Evaluators(Model):
     task or a session."""
     settle_seconds: Annotated[float, Field(ge=0, le=3600)] = 10.0
     """`watch` only: a checkpoint whose format does not show that it is complete counts when nothing in it has changed
-    for this long."""
+    for this long. Of a file that is overwritten again and again, set fewer seconds than lie between two saves."""
     timeout_seconds: Seconds | None = None
     """A program or a task of your own that takes longer than this for one shard of one checkpoint is killed, and the
     checkpoint counts as failed after the second time. Default: no limit."""

@@ -11,6 +11,8 @@ retention        which checkpoints may be deleted
 ownership        whether a job resumes a run directory, replaces its content, or is refused
 initial_weights  the files that `initialWeights` names
 watched          checkpoints that a script writes in its own format
+completeness     whether the format of such a checkpoint shows that it is complete
+file_copy        copies of files that another process may write to
 micro_batch      micro-batches that did not fit into memory
 log              JSON-lines logs with one writer each
 records          the typed records of these logs

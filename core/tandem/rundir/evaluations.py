@@ -31,6 +31,8 @@ from tandem.wire.status import CheckpointRef
 Fate = Literal["merged", "skipped", "begun", "waits"]
 """Progress of an evaluation. `begun`: some shards are evaluated, but not all."""
 
+PASSED_OVER = "a newer checkpoint was there before its turn came"
+"""Reason for which a checkpoint is skipped under the policy `Latest`."""
 _LAST_WORD = re.compile(r"^g(\d{6,15})(\.skipped|\.failed)?\.json$")
 _SHARD = re.compile(r"^g(\d{6,15})\.shard-\d+-of-\d+\.json$")
 

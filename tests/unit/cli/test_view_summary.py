@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console, Group
 
 from tandem.rundir import evaluations, watched
+from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import FOREIGN_GENERATION
 from tandem.rundir.watched import OVERWRITTEN, Watched
@@ -119,6 +120,26 @@ class TestWhatWasPromisedAndNotDone:
         assert "ckpt-{step}.pt" in self.said(run_dir)
         page = write(run_dir.path, png=False).page.read_text("utf-8")
         assert f"last.pt: skipped: {OVERWRITTEN}" in page, "the table names the file"
+
+    def test_the_best_state_of_a_file_is_named_where_its_content_is_and_is_not_where_it_is_gone(
+        self, run_dir: RunDir
+    ) -> None:
+        path = run_dir.path / "last.pt"
+        path.write_text("best")
+        state = watched.fingerprint(path)
+        assert state is not None
+        assert watched.record(run_dir, Watched(step=1, path="last.pt", fingerprint=state.fingerprint, at=1.0))
+        replace_json(
+            run_dir.best_file,
+            {"name": "step-000000001", "step": 1, "generation": 0, "metric": "accuracy", "value": 0.5},
+        )
+        assert result(run_dir).best_path == "last.pt"
+        path.unlink()
+        assert result(run_dir).best_path == "watched/step-000000001/last.pt"
+        path.write_text("another")
+        (run_dir.path / "watched" / "step-000000001" / "last.pt").unlink()
+        assert result(run_dir).best_path == ""
+        assert "step-000000001, which your script has overwritten or deleted" in self.said(run_dir)
 
     def test_which_checkpoint_could_not_be_evaluated_and_why(self, run_dir: RunDir) -> None:
         one = CheckpointRef(name="step-000000020", step=20, generation=FOREIGN_GENERATION)

@@ -10,15 +10,16 @@ from typing import Any, Literal
 import pytest
 
 from tandem.job.resource import Evaluators
-from tandem.rundir import evaluations
+from tandem.rundir import evaluations, watched
 from tandem.rundir.catalog import OLD_SECONDS
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import checkpoint_name
 from tandem.rundir.lineage import Rewind
 from tandem.rundir.micro_batch import OutOfMemoryRecord, memory_settings_digest
 from tandem.wire.status import CheckpointRef
-from tandem_coordinator.run_watcher import POLL_SECONDS, RunDirectory
+from tandem_coordinator.run_watcher import POLL_SECONDS, RunDirectory, RunWatcher
 from tests.support.lines import Lines
+from tests.support.waiting import until
 from tests.support.worlds.small_run import SmallRun
 
 
@@ -284,6 +285,25 @@ def test_what_a_script_has_saved_is_found_while_no_evaluator_looks_and_stays_tho
     path.unlink()
     assert (run.rundir.path / "watched" / "step-000000040" / "ckpt-40.bin").read_bytes() == b"weights"
     assert directory.poll(time.time()).latest_checkpoint == found.latest_checkpoint
+
+
+def test_what_is_not_copied_for_evaluators_is_reported_once(run: SmallRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched, "MAX_COPIES", 0)
+    evaluators = Evaluators(command=["true"], watch="last.bin", settle_seconds=0.0)
+    problems: list[str] = []
+    run_watcher = RunWatcher(
+        RunDirectory(run.rundir, evaluators, is_own_script=True), lambda _: run_watcher.poll_now(), problems.append
+    )
+    run_watcher.start()
+    for content in (b"first", b"second state"):
+        (run.rundir.path / "last.bin").write_bytes(content)
+        until(lambda size=len(content): f"{size}-" in str(watched.records(run.rundir)), "a record")
+    run_watcher.stop()
+    run_watcher.join(30)
+    assert problems == [
+        "last.bin is not copied: 0 copies wait for their evaluation, which is the maximum; what is overwritten before "
+        "its evaluation is lost"
+    ]
 
 
 def test_a_disk_that_takes_no_record_blinds_nobody(run: SmallRun) -> None:

@@ -16,12 +16,11 @@ from safetensors.torch import save_file
 
 from tandem.job.resource import Evaluators
 from tandem.rundir import evaluations, records, watched
+from tandem.rundir.completeness import is_marked_complete
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
-from tandem.rundir.watched import is_marked_complete
-from tandem.wire.status import CheckpointRef
-from tandem_evaluator.choice import Evaluate, View, choose
+from tandem_evaluator.choice import View
 from tandem_evaluator.loop import Evaluator
 from tandem_evaluator.program import ProgramScoring, weights_in
 from tandem_evaluator.result import MetricPart, ProgramShard
@@ -235,10 +234,10 @@ def test_each_state_of_a_file_that_is_overwritten_is_a_checkpoint(rundir: RunDir
     assert steps(looked(subject)) == [1]
     save(path, 1.0)
     age(path, 5)
-    assert steps(looked(subject)) == [2], "what it was before is gone"
-    assert (
-        evaluations.evaluation_progress(rundir, CheckpointRef(name="step-000000001", step=1, generation=0)) == "skipped"
-    )
+    view = looked(subject)
+    assert steps(view) == [2, 1]
+    values = [torch.load(subject.open(state.reference)[0])["weight"][0].item() for state in view.states]
+    assert values == [1.0, 0.0]
 
 
 def test_a_second_evaluator_finds_the_same_checkpoints_under_the_same_names(rundir: RunDir) -> None:
@@ -356,9 +355,9 @@ def test_a_state_that_is_written_after_a_restart_is_the_newest_of_its_file(rundi
         return looked(subject)
 
     saved(1, 500, 90.0, 0.0, "best.pt")
-    chosen = choose(replace(saved(2, 400, 80.0, 1.0, "best.pt"), ended=True), "Latest", 1)
-    assert isinstance(chosen, Evaluate)
-    assert chosen.reference.step == 501
+    needed = replace(saved(2, 400, 80.0, 1.0, "best.pt"), ended=True).needed
+    assert needed is not None
+    assert needed.reference.step == 501
     saved(2, 700, 70.0, 2.0, "best.pt", "last.pt")
     found = [(one.step, one.path) for one in watched.records(rundir)]
     assert found == [(500, "best.pt"), (501, "best.pt"), (700, "best.pt"), (701, "last.pt")]
