@@ -148,7 +148,7 @@ MUTATIONS = (
     Mutation(
         "ranks-of-a-task-do-not-say-what-they-read",
         f"{TRAINER}train.py",
-        "        agree(group, terms_of(loop, self._first, self._end, mixture))\n",
+        "        agree(group, terms_of(loop, order))\n",
         "",
         f"{INTEGRATION}test_agreement.py -k ranks_of_a_task",
     ),

@@ -6,12 +6,13 @@ writes a text with a checkpoint of such a run.
 
 Tokens are the bytes of the text, or pieces of words (tandem_trainer.data.tokenizer). They are cut into passages of
 `length` tokens, and all but the last `heldOut` are training data. A sample is a passage, and its loss the mean over its
-tokens, in nats. Without `text` it is the English documentation that ships inside Python.
+tokens, in nats. Without `text` it is the English documentation that ships inside Python. With `shards`, passages are
+read from a data set of any size (tandem_trainer.data.sharded).
 """
 
 import argparse
 import math
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -24,13 +25,14 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from tandem.evaluation import GeometricMean, Mean, Value
-from tandem.job.causal_lm import SmallModel
+from tandem.job.causal_lm import SmallModel, TokenShards
 from tandem.job.language_evaluation import Generate
 from tandem.processes.distribution import install_command
 from tandem.rundir.checkpoint import WEIGHTS, Broken, Manifest, verified_bytes
 from tandem.rundir.durable import is_transient
 from tandem.rundir.layout import RunDir, step_of
 from tandem_trainer.checkpoint.state import load_weights
+from tandem_trainer.data.sharded import Sharded
 from tandem_trainer.data.tokenizer import EXTRA, BytePairs, Bytes, Tokenizer, is_installed
 from tandem_trainer.failure import ConfigurationError, UnusableInput
 from tandem_trainer.language.completing import FIELD
@@ -89,13 +91,15 @@ class CausalLM(Task[CausalLMConfig]):
             )
         )
 
-    def data(self, split: Split) -> TensorDataset:
-        """Passages, [passages, length + 1], uint8 or int32: each with the token that follows it.
+    def data(self, split: Split) -> TensorDataset | Sharded:
+        """Passages, [passages, length + 1], integers: each with the token that follows it.
 
         Raises:
             UnusableInput: a file is missing.
             ConfigurationError: the text is too short, or the tokenizer changes it.
         """
+        if self.config.shards is not None:
+            return self._sharded(self.config.shards, split)
         tokens, length = self.tokenizer.encode(self._text()), self.config.length
         count = max(0, len(tokens) - 1) // length
         first = count - max(1, round(count * self.config.held_out))
@@ -106,6 +110,17 @@ class CausalLM(Task[CausalLMConfig]):
             )
         passages = tokens[: count * length + 1].unfold(0, length + 1, length)
         return TensorDataset(passages[:first] if split == "train" else passages[first:])
+
+    def _sharded(self, shards: TokenShards, split: Split) -> Sharded:
+        source, vocabulary = getattr(shards, split), self.tokenizer.vocabulary
+        return Sharded(
+            source,
+            window=shards.window,
+            block=self.config.length + 1,
+            cache=shards.cache,
+            cache_bytes=shards.cache_bytes if split == "train" else None,
+            transform=partial(_passage, source, shards.column, self.config.length + 1, vocabulary),
+        )
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         """The mean over the tokens of each passage, in nats. [samples], float32."""
@@ -166,6 +181,33 @@ class CausalLM(Task[CausalLMConfig]):
             if is_transient(error):
                 raise
             raise UnusableInput(f"{PARAMETERS}.text: {path} cannot be read: {error.strerror}") from error
+
+
+def _passage(source: str, column: str, count: int, vocabulary: int, sample: Any) -> tuple[Tensor]:
+    """Convert a sample of a data set in shards to a passage, [count], int64.
+
+    Raises:
+        UnusableInput: it is none.
+    """
+    if isinstance(sample, dict):
+        if column not in sample:
+            raise UnusableInput(f"{source} has no column {column}, only {', '.join(map(str, sample)) or 'none'}")
+        sample = sample[column]
+    # An array of MosaicML's is not writable, so it is copied.
+    tokens = sample if isinstance(sample, Tensor) else torch.tensor(sample)
+    if tokens.ndim != 1 or tokens.is_floating_point():
+        raise UnusableInput(
+            f"{source}: a sample is of shape {tuple(tokens.shape)}, {tokens.dtype}, and not a row of tokens"
+        )
+    if len(tokens) != count:
+        raise UnusableInput(f"{source}: a sample has {len(tokens)} tokens; length {count - 1} needs {count}")
+    tokens = tokens.long()
+    if tokens.min() < 0 or tokens.max() >= vocabulary:
+        token = int(tokens.min() if tokens.min() < 0 else tokens.max())
+        raise UnusableInput(
+            f"{source} has a token {token}, and the tokenizer knows {vocabulary}; they do not belong together"
+        )
+    return (tokens,)
 
 
 def _predicted(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

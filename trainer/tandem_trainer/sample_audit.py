@@ -98,7 +98,9 @@ def audit(rundir: RunDir) -> Audit:
 
 
 def _order(position: DataPosition | None) -> Order | None:
-    if position is None or position.samples is None or position.batch is None or position.taken is not None:
+    if position is None or position.samples is None or position.batch is None:
+        return None
+    if position.taken is not None or position.shards is not None:
         return None
     return Order(
         position.samples, position.batch, position.seed, position.first or 0, drop_last=bool(position.drop_last)
@@ -110,6 +112,8 @@ def _unknown_reason(position: DataPosition | None) -> str:
         return "no checkpoint says in which order it reads its data"
     if position.taken is not None:
         return "it reads a mixture of sources"
+    if position.shards is not None:
+        return "it reads shards, whose sizes are in their index"
     return "it reads a stream" if position.samples is None else "its order is a function of the script's own"
 
 

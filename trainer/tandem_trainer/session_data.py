@@ -61,7 +61,7 @@ class OpenData:
         self._data, self._reading = data, reading
         size, epochs, max_steps = data.global_batch_size, data.epochs, data.max_steps
         self.name: str | None = None
-        """Name of the script's order."""
+        """Name of the script's order, or of the order of shards; None: a plain shuffle."""
         self.steps: DataSteps
         """Data steps of the run."""
         if data.order is not None:
@@ -70,7 +70,10 @@ class OpenData:
             return
         assert size is not None
         if has_indices(data.dataset):
-            self.steps = Passes(plain_order(len(data.dataset), size, data.seed, data.drop_last), epochs, max_steps)
+            plain = plain_order(data.dataset, size, data.seed, data.drop_last)
+            self.steps = Passes(plain, epochs, max_steps)
+            if plain.shards is not None:
+                self.name = plain.shards.description
         else:
             self.steps = Stream(data.dataset, size, epochs, max_steps, reading, data.drop_last)
 

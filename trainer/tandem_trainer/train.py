@@ -46,6 +46,8 @@ from tandem_trainer.data.keyed import mixed, seed_torch
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
+from tandem_trainer.data.shard_order import ShardOrder
+from tandem_trainer.data.sharded import shards_of
 from tandem_trainer.data.supply import LoaderSupply, Resident, Share, Supply, whole_and_slice
 from tandem_trainer.elastic_run import ElasticRun, RunDescription
 from tandem_trainer.failure import ConfigurationError
@@ -359,9 +361,9 @@ class TaskRun:
         loop = self._loop = loop.model_copy(update={"micro_batch_size": self._micro_batch.max_samples})
         # Ranks with other data or settings would call other collectives, and hang. So they compare before the first
         # one.
-        mixture = mixture_of(self._dataset)
-        agree(group, terms_of(loop, self._first, self._end, mixture))
-        passes = Passes(order_of(loop, self._first, self._end, mixture), loop.epochs, loop.max_steps)
+        order = order_of(loop, self._first, self._end, mixture_of(self._dataset), shards_of(self._dataset))
+        agree(group, terms_of(loop, order))
+        passes = Passes(order, loop.epochs, loop.max_steps)
 
         # The strategy comes before the model: it may change how this process returns freed memory.
         strategy = self._strategy = strategy_of(loop, group, job.spec.workers.processes)
@@ -650,38 +652,45 @@ def mixture_of(dataset: Any) -> Mixture | None:
     return mixture if isinstance(mixture, Mixture) else None
 
 
-def terms_of(loop: Loop, start: int, end: int, mixture: Mixture | None) -> Terms:
+def terms_of(loop: Loop, order: Order) -> Terms:
     """Collect the terms that the ranks of a task must agree on before they train."""
     settings = loop.dump()
     for name in ("seed", "strategy", "precision", "globalBatchSize", "dropLast", "epochs", "maxSteps"):
         settings.pop(name, None)
+    mixture = order.mixture
     return Terms(
         seed=loop.seed,
         strategy=(loop.strategy,),
         dtypes=(loop.precision,),
-        samples=end - start,
+        samples=order.samples,
         global_batch_size=loop.global_batch_size,
         drop_last=loop.drop_last,
         epochs=loop.epochs,
         max_steps=loop.max_steps,
+        order=None if order.shards is None else order.shards.description,
         mixture=None if mixture is None else (*mixture.samples, *mixture.taken),
-        settings=settings | {"first sample": start},
+        settings=settings | {"first sample": order.first},
     )
 
 
-def order_of(loop: Loop, start: int, end: int, mixture: Mixture | None = None) -> Order:
+def order_of(
+    loop: Loop, start: int, end: int, mixture: Mixture | None = None, shards: ShardOrder | None = None
+) -> Order:
     """Return the order of the samples from `start` to before `end`.
 
     Args:
         mixture: samples per epoch of each source, where there are several.
+        shards: order of the whole data set where it is in shards. A slice of it is shuffled as if it were in none.
 
     Raises:
         ConfigurationError: `dropLast` leaves out all of them.
     """
+    samples = end - start
     assert mixture is None or (start, end) == (0, sum(mixture.taken)), "a mixture is read as a whole"
-    if loop.drop_last and end - start < loop.global_batch_size:
+    if loop.drop_last and samples < loop.global_batch_size:
         raise ConfigurationError(
-            f"dropLast leaves out all of the {end - start} samples, because globalBatchSize {loop.global_batch_size} "
+            f"dropLast leaves out all of the {samples} samples, because globalBatchSize {loop.global_batch_size} "
             "is more"
         )
-    return Order(end - start, loop.global_batch_size, loop.seed, first=start, drop_last=loop.drop_last, mixture=mixture)
+    shards = shards if shards is not None and samples == shards.samples else None
+    return Order(samples, loop.global_batch_size, loop.seed, start, loop.drop_last, mixture, shards)

@@ -1,4 +1,5 @@
-"""Checks the files that `causal-lm` names: a pretrained model's folder, its data, a text, a tokenizer.
+"""Checks the files that `causal-lm` names: a pretrained model's folder, its data, a text, a
+tokenizer, folders of shards.
 
 Only their existence is checked. Their contents are read by the task itself, which is asked by
 `tandem_coordinator.prerequisites.task`.
@@ -10,11 +11,14 @@ from tandem.errors import UnmetRequirement
 from tandem.job.causal_lm import PretrainedModel, SmallModel, is_folder_name, parameters_of
 from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tasks import CAUSAL_LM
+from tandem.rundir.store import is_url
 from tandem_coordinator.prerequisites.site import Site, fault_of_file, is_folder
 
 FIELD = ("spec", "trainer", "parameters")
 CONFIG_FILE = "config.json"
 """The file that makes a folder one of a model."""
+INDEX_FILE = "index.json"
+"""The file that makes a folder one of shards."""
 
 
 def language(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequirement]:
@@ -30,6 +34,7 @@ def language(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequireme
     files: dict[tuple[str | int, ...], str | None]
     if isinstance(config, SmallModel):
         files = {("text",): config.text, ("tokenizerFile",): config.tokenizer_file}
+        yield from _shards(config, site)
     else:
         yield from _model(config, site)
         files = _data(config)
@@ -39,6 +44,17 @@ def language(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequireme
             fault, suggestion = fault_of_file(path, str(path) if text.startswith("~") else text)
             if fault:
                 yield UnmetRequirement((*FIELD, *field), fault, suggestion=suggestion)
+
+
+def _shards(config: SmallModel, site: Site) -> Iterator[UnmetRequirement]:
+    """Find folders of shards that are not there. Buckets are not asked: their keys may be the workers' alone."""
+    for field in ("train", "test") if config.shards is not None else ():
+        name = getattr(config.shards, field)
+        path = None if is_url(name) else site.resolve(name, expands=True)
+        if path is None or (path / INDEX_FILE).is_file():
+            continue
+        message = f"{name} has no {INDEX_FILE}" if is_folder(path) else f"there is no folder {name}"
+        yield UnmetRequirement((*FIELD, "shards", field), message)
 
 
 def _model(config: PretrainedModel, site: Site) -> Iterator[UnmetRequirement]:

@@ -12,10 +12,40 @@ from pydantic import Field, model_validator
 
 from tandem.model import Model
 
-FROM_SCRATCH = ("text", "tokenizer", "vocabulary", "tokenizerFile", "heldOut", "layers", "heads", "width", "positions")
+FROM_SCRATCH = (
+    "text",
+    "shards",
+    "tokenizer",
+    "vocabulary",
+    "tokenizerFile",
+    "heldOut",
+    "layers",
+    "heads",
+    "width",
+    "positions",
+)
 """Parameters of a small model only."""
 PREFERENCES = {"beta", "dpo", "grpo", "kto", "orpo", "ppo", "reward"}
 """Names of preference tuning methods, which this task does not do."""
+
+
+class TokenShards(Model):
+    """Tokens in shards, as litdata or MosaicML's streaming writes them."""
+
+    train: Annotated[str, Field(min_length=1)]
+    """Training data: a folder, or the URL of a bucket (`s3://bucket/prefix`, `gs://…`, `az://…`), with an
+    `index.json`."""
+    test: Annotated[str, Field(min_length=1)]
+    """Evaluation data, likewise."""
+    column: str = "tokens"
+    """MosaicML's format only: column of the tokens."""
+    window: Annotated[int, Field(ge=1, le=2**16)] = 8
+    """Number of shards whose passages are shuffled together."""
+    cache: str | None = None
+    """Folder for shards of a bucket on each node. Default: in the temporary folder."""
+    cache_bytes: Annotated[int, Field(ge=1)] | None = None
+    """Maximum size of that folder for training data. Default: three windows of the largest shard, which is the
+    minimum."""
 
 
 class SmallModel(Model):
@@ -23,6 +53,8 @@ class SmallModel(Model):
 
     text: str | None = None
     """A file, whose bytes are the text. Default: the English that ships inside Python, 0.5 MB."""
+    shards: TokenShards | None = None
+    """Tokens in shards, instead of `text`. Each passage has `length` + 1 of them."""
     tokenizer: Literal["bytes", "bpe"] = "bytes"
     """`bytes`: each byte is a token. `bpe`: frequent pieces of words are tokens. Each process finds the same ones in
     the text, or takes them from `tokenizerFile`. It needs the package `tokenizers`, of the extra `language`."""
@@ -53,6 +85,12 @@ class SmallModel(Model):
             raise ValueError("vocabulary and tokenizerFile belong to tokenizer: bpe")
         if self.vocabulary and self.tokenizer_file:
             raise ValueError("give vocabulary or tokenizerFile, not both: a file says how many tokens it has")
+        if self.shards is not None:
+            if misplaced := sorted(self.model_fields_set & {"text", "held_out", "vocabulary"}):
+                name = {"held_out": "heldOut"}.get(misplaced[0], misplaced[0])
+                raise ValueError(f"{name} belongs to a text; with shards, tokens are made and divided already")
+            if self.tokenizer == "bpe" and self.tokenizer_file is None:
+                raise ValueError("with shards, tokenizer: bpe needs the tokenizerFile that made the tokens")
         if self.width % (2 * self.heads):
             raise ValueError(f"width must be a multiple of twice the {self.heads} heads")
         return self

@@ -101,6 +101,9 @@ class DataPosition(Model):
     order: str | None = None
     """A digest of the order of the samples, where some of it is used already; None where nothing of the epoch is used,
     and where the order cannot differ."""
+    shards: str | None = None
+    """Digest of the index of the shards that hold the samples, a slash, and the number of shards in a window; None
+    where they are in none."""
 
 
 class Manifest(Model):

@@ -129,6 +129,8 @@ def test_kernels_for_gpus_need_a_gpu_and_their_package(
         ),
         ({"text": "corpus.txt"}, ("text",), "there is no file corpus.txt"),
         ({"tokenizer": "bpe", "tokenizerFile": "t.json"}, ("tokenizerFile",), "there is no file t.json"),
+        ({"shards": {"train": "s3://bucket/a", "test": "b"}}, ("shards", "test"), "there is no folder b"),
+        ({"shards": {"train": ".", "test": "s3://bucket/b"}}, ("shards", "train"), ". has no index.json"),
         ({"pretrained": "org/model", "data": {"dataset": {"id": "org/data"}, "test": "validation"}}, (), ""),
         ({"pretrained": "./model", "data": {"path": "data.jsonl"}}, (), ""),
     ],

@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from tandem.rundir.records import Step
 from tandem_trainer.data.feeding import Reading
 from tandem_trainer.data.order import Batches, Order, digest
 from tandem_trainer.data.sampling import Listing
+from tandem_trainer.data.shard_order import ShardOrder
 from tandem_trainer.sample_audit import audit
 from tests.support import manifests
 from tests.support.checkpoints import begin, commit
@@ -70,3 +72,10 @@ def test_a_checkpoint_of_an_earlier_version_does_not_say_what_determines_the_ord
     result = audit(logged(tmp_path / "other", Order(60, 20, seed=8), older))
     assert result.problems == []
     assert "an earlier version" in result.unknown
+
+
+def test_samples_in_shards_are_not_compared(tmp_path: Path) -> None:
+    order = Order(60, 20, seed=7, shards=ShardOrder(np.array([30, 30]), 1, "abc"))
+    result = audit(logged(tmp_path, order, order.position(STEPS)))
+    assert (result.problems, result.samples) == ([], 60)
+    assert "it reads shards" in result.unknown

@@ -41,6 +41,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.keyed import mixed, random_state_restored, seed_everything
 from tandem_trainer.data.order import Batches, Order, share
+from tandem_trainer.data.sharded import Sharded
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.pulse import die_with_parent
 
@@ -192,8 +193,15 @@ class Reading:
 def feed(dataset: Indexed, order: Order, steps: Iterable[int], reading: Reading) -> Iterator[RankBatch]:
     """Yield this rank's batches of data steps, from a data set with indices."""
     batches = Batches(order)
-    planned = ((order.position(step), batches.ids(step)) for step in steps)
-    return read(dataset, (Planned(position, ids, ids) for position, ids in planned), reading)
+
+    def planned() -> Iterator[Planned]:
+        for step in steps:
+            position, ids = order.position(step), batches.ids(step)
+            if isinstance(dataset, Sharded) and order.shards is not None:
+                dataset.announce(order.seed_of(position.epoch), position.cursor)
+            yield Planned(position, ids, ids)
+
+    return read(dataset, planned(), reading)
 
 
 @dataclass(frozen=True)

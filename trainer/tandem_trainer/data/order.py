@@ -18,6 +18,8 @@ The permutation of up to MAX_PERMUTED samples is torch's, and another version of
 position within an epoch has a digest of its order, and a run that would continue in another order is refused. Rejected:
 a permutation of our own for all sizes (the order of running jobs would change).
 
+Samples in shards are shuffled within windows of a few shards (tandem_trainer.data.shard_order).
+
 A stream is read in its own order, and its position counts samples, so its batch size may change.
 """
 
@@ -32,6 +34,7 @@ from torch import Tensor
 from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.keyed import Permutation, mixed
 from tandem_trainer.data.mixture import Mixture
+from tandem_trainer.data.shard_order import ShardOrder
 from tandem_trainer.failure import ConfigurationError
 
 MAX_PERMUTED = 2**22
@@ -55,6 +58,8 @@ class Order:
     """Whether a partial last batch of an epoch is dropped."""
     mixture: Mixture | None = None
     """Shares of several sources in an epoch; None to take each sample once."""
+    shards: ShardOrder | None = None
+    """Order of samples in shards; None: the samples are not in shards."""
 
     @property
     def steps_per_epoch(self) -> int:
@@ -66,7 +71,7 @@ class Order:
     @property
     def is_in_memory(self) -> bool:
         """Whether the order of an epoch is one permutation in memory."""
-        return self.samples <= MAX_PERMUTED or self.mixture is not None
+        return self.shards is None and (self.samples <= MAX_PERMUTED or self.mixture is not None)
 
     def position(self, step: int) -> DataPosition:
         """Compute the data position after `step` steps."""
@@ -80,7 +85,8 @@ class Order:
             batch=self.global_batch_size,
             drop_last=self.drop_last,
             taken=list(self.mixture.taken) if self.mixture else None,
-            first=None if self.mixture else self.first,
+            first=None if self.mixture or self.shards else self.first,
+            shards=self.shards.name if self.shards else None,
         )
 
     def digest(self, position: DataPosition) -> str | None:
@@ -124,6 +130,8 @@ class Batches:
         cursor = within * order.global_batch_size
         end = min(cursor + order.global_batch_size, order.samples)
         # Large data sets: compute only this batch's part of the permutation, without a list of the epoch.
+        if order.shards is not None:
+            return order.shards.ids(order.seed_of(epoch), cursor, end)
         if not order.is_in_memory:
             return Permutation(order.samples, order.seed_of(epoch)).values(cursor, end) + order.first
         return _epoch(order, epoch)[cursor:end]
@@ -212,6 +220,8 @@ def check_position(saved: DataPosition | None, data: Positions, step: int) -> No
     # Fields that either side lacks are not compared: old checkpoints do not record them.
     if saved.taken != now.taken and not changes:
         changes = [f"{_describe_mixture(saved)}, now {_describe_mixture(now)}"]
+    if saved.samples is not None and saved.shards != now.shards and not changes:
+        changes = [f"{_describe_shards(saved)}, now {_describe_shards(now)}"]
     # Last: an order differs in consequence of every difference above.
     if None not in (saved.order, now.order) and saved.order != now.order and not changes:
         changes = [
@@ -230,6 +240,13 @@ def _describe_mixture(position: DataPosition) -> str:
     if position.taken is None:
         return "no mixture of sources"
     return f"a mixture that takes {' and '.join(f'{count:,}' for count in position.taken)} samples of its sources"
+
+
+def _describe_shards(position: DataPosition) -> str:
+    if position.shards is None:
+        return "no shards"
+    index, _, window = position.shards.partition("/")
+    return f"shards whose index has the digest {index}, in windows of {window}"
 
 
 def _without_data_facts(position: DataPosition) -> DataPosition:

@@ -38,6 +38,7 @@ from tandem.rundir.checkpoint import DataPosition
 from tandem_trainer.data.feeding import Indexed, Lookahead, Planned, RankBatch, Reading, read
 from tandem_trainer.data.keyed import mixed
 from tandem_trainer.data.order import Order
+from tandem_trainer.data.sharded import shards_of
 from tandem_trainer.failure import ConfigurationError
 
 EpochOrder = Callable[[int, int], Any]
@@ -204,17 +205,18 @@ def has_indices(dataset: Any) -> bool:
     return indexed and not isinstance(dataset, IterableDataset)
 
 
-def plain_order(samples: int, global_batch_size: int, seed: int, drop_last: bool) -> Order:
-    """Create an order that takes each sample once in an epoch.
+def plain_order(dataset: Indexed, global_batch_size: int, seed: int, drop_last: bool) -> Order:
+    """Create an order that takes each sample of a data set once in an epoch.
 
     Raises:
         ConfigurationError: without its partial last batch an epoch is empty.
     """
+    samples = len(dataset)
     if drop_last and samples < global_batch_size:
         raise ConfigurationError(
             f"drop_last leaves out all of the {samples} samples, because global_batch_size={global_batch_size} is more"
         )
-    return Order(samples, global_batch_size, seed, drop_last=drop_last)
+    return Order(samples, global_batch_size, seed, drop_last=drop_last, shards=shards_of(dataset))
 
 
 def check_data(
