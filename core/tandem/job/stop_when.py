@@ -26,7 +26,7 @@ class StopWhen(Model):
             lambda s: s.reaches is not None or s.no_better_for is not None,
             "has(self.reaches) || has(self.noBetterFor)",
             "stopWhen needs reaches or noBetterFor",
-            "",
+            "reaches",
         ),
     )
 

@@ -165,8 +165,9 @@ class TestLogs:
         fake.answers("logs", says="2026-11-21T12:00:01Z one\n")
         fake.answers("logs", "--follow", says="2026-11-21T12:00:02Z two\n", stays=True)
         run = AsyncRun(RunHandle(OnKubernetes("digits", Kubectl(), by_name=True), "digits"))
+        before = {*psutil.Process().children()}
         assert await followed_until_cancelled(run, 2) == ["one", "two"]
-        await asyncio.to_thread(until, lambda: not psutil.Process().children(), "kubectl has ended")
+        await asyncio.to_thread(until, lambda: not {*psutil.Process().children()} - before, "kubectl has ended")
 
     async def test_leaving_the_loop_ends_it(self, run: AsyncRun) -> None:
         async for line in run.logs(follow=True):
