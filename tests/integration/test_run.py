@@ -232,7 +232,7 @@ class TestCtrlC:
         assert second.leavings() == {}
 
     def test_before_anything_was_trained_says_so(self, tmp_path: Path, runs: list[LocalRun]) -> None:
-        run = LocalRun(tmp_path, *ENDLESS, *SMALL)
+        run = LocalRun(tmp_path, *ENDLESS, *SMALL, warm=False)
         runs.append(run)
         until(lambda: run.of("worker-0"), "an agent is started")
         run.process.send_signal(signal.SIGTERM)
