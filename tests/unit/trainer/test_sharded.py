@@ -3,6 +3,7 @@ same samples for the same steps in any world, and one sentence about each that c
 
 import itertools
 import json
+import os
 import pickle
 import re
 import resource
@@ -288,6 +289,19 @@ def test_compressed_shards_are_read_from_a_bounded_cache(tmp_path: Path) -> None
     overwrite(shard_paths(tmp_path / "mds")[0])
     with pytest.raises(UnusableInput, match=r"is damaged: its xxh64 is not that of index\.json"):
         Sharded(tmp_path / "mds", window=2, cache=tmp_path / "another")[0]
+
+
+def test_a_cache_that_another_user_could_fill_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_mds(tmp_path / "mds", SAMPLES, compression="zstd")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "shared"))
+    default = tmp_path / "shared" / f"tandem-shards-{os.getuid()}"
+    default.mkdir(parents=True, mode=0o777)
+    Sharded(tmp_path / "mds")
+    assert default.stat().st_mode & 0o777 == 0o700
+    shutil.rmtree(default)
+    default.symlink_to(tmp_path)
+    with pytest.raises(UnusableInput, match="is not a folder that this user alone can write to"):
+        Sharded(tmp_path / "mds")
 
 
 TINY = {"length": 16, "layers": 1, "heads": 2, "width": 16}

@@ -26,6 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from tandem.job.datasets import private_folder
 from tandem.processes.launch import module_command
 from tandem.rundir.durable import is_transient
 from tandem.rundir.fetch import REFUSED
@@ -182,7 +183,7 @@ class ShardFiles:
             except ValueError as error:
                 raise UnusableInput(f"{source}: {error}") from error
         self._folder = Path(source).expanduser()
-        self._cache_root = cache or Path(tempfile.gettempdir()) / f"tandem-shards-{os.getuid()}"
+        self._cache_root = cache
         self.cache: Path | None = None
         """Folder of the cached shards; None: shards are read where they are."""
         self._limit = 0
@@ -231,7 +232,7 @@ class ShardFiles:
         self._decompress, self._check_hash = decompress, check_hash
         if self._is_remote or decompress is not None:
             name = xxhash.xxh3_64_hexdigest(f"{self.source} {index.digest}".encode())
-            self.cache = self._cache_root / name
+            self.cache = (self._cache_root or _own_folder()) / name
             self.cache.mkdir(parents=True, exist_ok=True)
 
     def _local(self, file: ShardFile) -> Path:
@@ -361,6 +362,18 @@ class ShardFiles:
                 if path != newest:
                     path.unlink(missing_ok=True)
                     total -= size
+
+
+def _own_folder() -> Path:
+    """The default folder of caches. Another user must not be able to put shards there.
+
+    Raises:
+        UnusableInput: it belongs to somebody else.
+    """
+    folder = Path(tempfile.gettempdir()) / f"tandem-shards-{os.getuid()}"
+    if private_folder(folder) is None:
+        raise UnusableInput(f"{folder} is not a folder that this user alone can write to; name another one as cache")
+    return folder
 
 
 @contextmanager
