@@ -106,5 +106,7 @@ def test_trials_pause_with_what_they_have_and_the_best_one_continues(folder: Pat
     log = (sweep.folder / "sweep.log").read_text()
     assert [trial.state for trial in trials] == ["Pruned", "Complete", "Pruned"], log
     assert [f"trial {number} paused: height" in log for number in range(3)] == [True] * 3
-    assert [(sweep.folder / trial.run / "starts").read_text().count("started") for trial in trials] == [1, 2, 1]
+    starts = [(sweep.folder / trial.run / "starts").read_text().count("started") for trial in trials]
+    # It is alone at the next rung, and pauses there, too, unless it is through before its score is known.
+    assert starts in ([1, 2, 1], [1, 3, 1]), log
     assert (sweep.folder / "paused-1/out/step-30.txt").exists()
