@@ -20,5 +20,6 @@ def test_all_ranks_leave_after_the_same_step_and_the_last_checkpoint_is_evaluate
     assert str(done["stoppedEarly"]).startswith(f"stopped early after step {step:,} of ")
     assert ": accuracy is " in done["stoppedEarly"]
     assert "digits stopped early after step" in run.output
+    assert "not used on one machine" not in run.output
     assert [line["step"] for line in run.logged(TrainingEnd.model_fields["kind"].default)] == [step]
     assert (run.run_dir.evaluations / done["final"]["name"]).is_dir()

@@ -428,7 +428,7 @@ def unused_fields(job: DistributedTrainingJob) -> list[str]:
         "checkpoint.storage": storage.model_copy(update={**dict.fromkeys(BUCKET_FIELDS), "shared": True}) != Storage(),
         "checkpoint.storage.credentialsSecret": storage.credentials_secret is not None,
         "checkpoint.storage.shared": not storage.shared,
-        "runPolicy": spec.run_policy != RunPolicy(),
+        "runPolicy": spec.run_policy.model_copy(update={"stop_when": None}) != RunPolicy(),
     }
     return [f"spec.{name}" for name, is_set in set_here.items() if is_set]
 
