@@ -216,13 +216,13 @@ class TestCtrlC:
         (saved, *_) = first.run_dir.committed()
         last_step = max(line["step"] for line in first.logged("step"))
         assert saved.step == last_step >= 25, "the step that was finished last is the one that is saved"
-        assert f"digits was stopped; saved after step {saved.step}" in first.output
+        assert f"digits was stopped; saved after step {saved.step:,}" in first.output
         assert f"tandem run {DIGITS}" in first.output
 
         second = LocalRun(tmp_path, *ENDLESS, *ALONE)
         runs.append(second)
         second.reaches(saved.step + 1)
-        assert f"resuming from step {saved.step}" in second.output
+        assert f"resuming from step {saved.step:,}" in second.output
         assert second.logged("start")[-1]["step"] == saved.step
         until(lambda: second.of("worker-0"), "an agent").suspend()  # it cannot save, and is waited for
         second.interrupt()
