@@ -1,5 +1,6 @@
 """Programs of the user's own as evaluators, beside training: killed, crashing on one checkpoint, and to the end."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -16,7 +17,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.durable import read_json_or_none
 from tandem_trainer import data, models
-from tests.support import EXAMPLES
+from tests.support import EXAMPLES, manifests
 from tests.support.evaluator_run import Run, ends
 from tests.support.local_run import LocalRun
 from tests.support.waiting import until
@@ -190,29 +191,24 @@ SCORES = """
 """
 
 
+def start_script(folder: Path, script: str, program: str, watch: str) -> LocalRun:
+    """Start a plain script, and a program that evaluates each of the files that it writes."""
+    (folder / "saves.py").write_text(dedent(script))
+    (folder / "scores.py").write_text(dedent(program))
+    evaluators = {"command": ["python", str(folder / "scores.py")], "args": ["$TANDEM_RUN_DIR"], "watch": watch}
+    job = manifests.manifest(
+        "plain",
+        trainer={"command": ["python", str(folder / "saves.py")], "args": ["$TANDEM_RUN_DIR/out"]},
+        evaluators={**evaluators, "policy": "Every", "metric": "closeness", "goal": "Maximize"},
+    )
+    (folder / "job.json").write_text(json.dumps(job))
+    return LocalRun(folder, manifest=folder / "job.json")
+
+
 def test_checkpoints_of_a_plain_script_are_evaluated_though_it_is_killed_and_deletes_its_old_ones(
     tmp_path: Path,
 ) -> None:
-    for name, text in {"saves.py": SAVES, "scores.py": SCORES}.items():
-        (tmp_path / name).write_text(dedent(text))
-    manifest = tmp_path / "job.yaml"
-    manifest.write_text(
-        dedent(f"""
-            apiVersion: tandem.dev/v1alpha1
-            kind: DistributedTrainingJob
-            metadata: {{name: plain}}
-            spec:
-              trainer: {{command: [python, {tmp_path}/saves.py], args: [$TANDEM_RUN_DIR/out]}}
-              evaluators:
-                command: [python, {tmp_path}/scores.py]
-                args: [$TANDEM_RUN_DIR]
-                watch: out/ckpt-*.pt
-                policy: Every
-                metric: closeness
-                goal: Maximize
-            """)
-    )
-    with LocalRun(tmp_path, manifest=manifest) as run:
+    with start_script(tmp_path, SAVES, SCORES, "out/ckpt-*.pt") as run:
         until((run.path / "out" / "ckpt-5.pt").exists, "some checkpoints")
         rank = run.rank_of("worker-0")
         rank.kill()
@@ -252,25 +248,7 @@ CHECKSUMS = """
 
 
 def test_each_of_thirty_saves_into_one_file_is_evaluated_and_the_best_is_kept(tmp_path: Path) -> None:
-    for name, text in {"saves.py": OVERWRITES, "scores.py": CHECKSUMS}.items():
-        (tmp_path / name).write_text(dedent(text))
-    manifest = tmp_path / "job.yaml"
-    manifest.write_text(
-        dedent(f"""
-            apiVersion: tandem.dev/v1alpha1
-            kind: DistributedTrainingJob
-            metadata: {{name: overwrites}}
-            spec:
-              trainer: {{command: [python, {tmp_path}/saves.py]}}
-              evaluators:
-                command: [python, {tmp_path}/scores.py]
-                watch: last.pt
-                policy: Every
-                metric: closeness
-                goal: Maximize
-            """)
-    )
-    with LocalRun(tmp_path, manifest=manifest) as run:
+    with start_script(tmp_path, OVERWRITES, CHECKSUMS, "last.pt") as run:
         assert run.ends() == 0, run.output
         results = [read_json_or_none(path) for path in run.run_dir.evaluations.glob("*/g000000.json")]
         checksums = {result["step"]: result["metrics"]["checksum"] for result in results}

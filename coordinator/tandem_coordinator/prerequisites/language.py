@@ -47,7 +47,8 @@ def language(job: DistributedTrainingJob, site: Site) -> Iterator[UnmetRequireme
 
 
 def _shards(config: SmallModel, site: Site) -> Iterator[UnmetRequirement]:
-    """Find folders of shards that are not there. Buckets are not asked: their keys may be the workers' alone."""
+    """Find folders of shards that are not there. Buckets are not checked: only the workers may have
+    access to them."""
     for field in ("train", "test") if config.shards is not None else ():
         name = getattr(config.shards, field)
         path = None if is_url(name) else site.resolve(name, expands=True)

@@ -261,7 +261,7 @@ class ShardFiles:
     def announce(self, shards: Sequence[int]) -> None:
         """Bring shards that are needed soon into the cache, in a thread. Errors are left to the process that needs
         them."""
-        if self.cache is None or list(shards) == self._announced or (self._ahead and self._ahead.is_alive()):
+        if list(shards) == self._announced or (self._ahead and self._ahead.is_alive()):
             return
         self._announced = list(shards)
         self._ahead = threading.Thread(target=self._bring_all, args=(self._announced,), daemon=True)

@@ -115,7 +115,9 @@ class Sharded:
         Args:
             seed: seed of the epoch.
         """
-        self._files.announce(self.shard_order.shards_from(seed, position))
+        # Once a step: shards that are read in place cost nothing.
+        if self._files.cache is not None:
+            self._files.announce(self.shard_order.shards_from(seed, position))
 
 
 def shards_of(dataset: Any) -> ShardOrder | None:
