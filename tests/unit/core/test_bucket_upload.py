@@ -51,6 +51,8 @@ def test_it_uploads_while_the_run_goes_on_and_completely_at_its_end(
     process = Upload(uploader, reported.append, threading.Event())
     thread = threading.Thread(target=process.run)
     thread.start()
+    # A pass that meets both sends the newest first.
+    until(lambda: "step-000000010" in uploader.checkpoints, "the upload of the first checkpoint")
     add_checkpoint(here, 20)
     until(lambda: "step-000000020" in uploader.checkpoints, "the upload of the new checkpoint")
     assert store(url).read("DONE") is None
