@@ -15,9 +15,9 @@ from tandem.rundir.lineage import GenerationRecord
 from tandem.wire.protocol import RankReport
 from tandem.wire.status import CheckpointRef
 from tandem_coordinator.forming import STACKS_SECONDS
-from tests.support.coordinator_process import Agent, Coordinator, spawn
+from tests.support.coordinator_process import Agent, Coordinator, CoordinatorProcess
 from tests.support.lines import Lines, read_lines
-from tests.support.waiting import SECONDS, until
+from tests.support.waiting import until
 
 HELD_SECONDS = 60.0
 BEFORE_IT_IS_ANSWERED = 0.75 * HELD_SECONDS
@@ -136,11 +136,11 @@ def test_a_coordinator_never_gives_a_number_twice_even_without_its_file(
 
 def test_of_two_coordinators_of_one_job_the_older_ends(coordinator: Coordinator) -> None:
     command = launch.coordinator_command("127.0.0.1", 0, coordinator.path / "other-port")
-    other = spawn(coordinator.rundir, command)
+    other = CoordinatorProcess(coordinator.rundir, command)
     try:
         until((coordinator.path / "other-port").exists, "the port of the other")
         pair = Agent(coordinator, "worker-0"), Agent(coordinator, "worker-1")
-        output, _ = coordinator.process.communicate(timeout=SECONDS)
+        output, _ = coordinator.process.communicate()
         assert coordinator.process.returncode == ExitCode.SUPERSEDED
         assert b"has taken over" in output
         for agent in pair:

@@ -9,7 +9,7 @@ import pytest
 
 from tandem.processes import launch
 from tests.support import EXAMPLES
-from tests.support.coordinator_process import Coordinator, spawn
+from tests.support.coordinator_process import Coordinator, CoordinatorProcess
 from tests.support.ports import reserved_port
 from tests.support.processes import tandem
 from tests.support.waiting import SECONDS, until
@@ -30,7 +30,7 @@ def coordinator(tmp_path: Path) -> Iterator[tuple[Coordinator, int]]:
     found, metrics_port = Coordinator(tmp_path), reserved_port()
     port_file = tmp_path / "port"
     command = launch.coordinator_command("127.0.0.1", 0, port_file, metrics_port=metrics_port)
-    found.process = spawn(found.rundir, command)
+    found.process = CoordinatorProcess(found.rundir, command)
     try:
         found.port, bound = until(lambda: launch.read_ports(port_file), "the coordinator's start")
         assert bound == metrics_port

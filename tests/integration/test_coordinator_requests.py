@@ -20,7 +20,7 @@ from tandem.rundir.layout import RunDir
 from tandem.wire.coordinator_client import CoordinatorRefused, RequestCancelled
 from tandem.wire.protocol import BRIEF_PATH, PROTOCOL, Sync
 from tandem.wire.reasons import Reason
-from tests.support.coordinator_process import Agent, Coordinator, spawn
+from tests.support.coordinator_process import Agent, Coordinator, CoordinatorProcess
 from tests.support.elastic import TOKEN
 from tests.support.manifests import images
 from tests.support.waiting import SECONDS, until
@@ -138,7 +138,7 @@ def test_no_body_is_unpacked_for_whom_the_coordinator_knows(idle: Coordinator) -
 def test_the_port_of_metrics_is_for_strangers(tmp_path: Path) -> None:
     found, port_file = Coordinator(tmp_path), tmp_path / "ports"
     command = launch.coordinator_command("127.0.0.1", 0, port_file)
-    found.process = spawn(found.rundir, [*command, "--metrics-port", "0"])
+    found.process = CoordinatorProcess(found.rundir, [*command, "--metrics-port", "0"])
     try:
         ports = until(lambda: port_file.exists() and port_file.read_text().split(), "its start")
         assert packed(int(ports[1]), "/metrics") == (415, "close")
@@ -193,15 +193,14 @@ def test_told_to_stop_it_answers_what_it_holds_and_stops(tmp_path: Path) -> None
     agent = Agent(coordinator, "worker-0")
     until(lambda: coordinator.snapshot().members, "an agent whose heartbeat is held")
     coordinator.process.send_signal(signal.SIGTERM)
-    coordinator.process.communicate(timeout=BEFORE_IT_IS_ANSWERED)
-    assert coordinator.process.returncode == 0
+    assert coordinator.process.wait(BEFORE_IT_IS_ANSWERED) == 0
     agent.vanish()
 
 
 def refusal(rundir: RunDir, *arguments: str, **environment: str) -> str:
     command = [sys.executable, "-m", "tandem_coordinator", "--host", "127.0.0.1", "--port", "0", *arguments]
-    process = spawn(rundir, command, **environment)
-    _, complaint = process.communicate(timeout=SECONDS)
+    process = CoordinatorProcess(rundir, command, **environment)
+    _, complaint = process.communicate()
     assert process.returncode == ExitCode.USAGE
     assert b"Traceback" not in complaint
     assert complaint.count(b"\n") == 1
@@ -238,13 +237,13 @@ def test_a_file_with_another_number_of_workers_is_recorded_anew(tmp_path: Path) 
     changed = Coordinator(tmp_path / "changed", workers={"replicas": 3}).rundir.job_file
     port_file = tmp_path / "port"
     command = [*launch.coordinator_command("127.0.0.1", 0, port_file), "--job", str(changed)]
-    process = spawn(rundir, command)
+    process = CoordinatorProcess(rundir, command)
     try:
         until(port_file.exists, "the coordinator's start")
         assert rundir.read_job().spec.workers.replicas == 3
     finally:
         process.kill()
-        process.communicate(timeout=SECONDS)
+        process.wait(SECONDS)
 
 
 def test_a_run_that_stays_complete_keeps_the_training_that_made_it(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ Exit code 1 where an answer takes longer than a second, or the server exceeds it
 import argparse
 import asyncio
 import json
+import os
 import resource
 import socket
 import subprocess
@@ -34,7 +35,8 @@ from tandem_operator.informer import Cache, Informer
 from tandem_operator.kinds import Kind
 from tandem_operator.operator_metrics import OperatorMetrics, serve_health
 from tests.support import ROOT
-from tests.support.coordinator_process import Coordinator, spawn
+from tests.support.coordinator_process import Coordinator
+from tests.support.elastic import TOKEN
 from tests.support.ports import reserved_port
 from tests.support.waiting import until
 
@@ -172,14 +174,16 @@ def coordinator(folder: Path) -> Iterator[list[Server]]:
     """A coordinator without agents; both of its ports."""
     found, port_file = Coordinator(folder), folder / "ports"
     command = [*launch.coordinator_command(HOST, 0, port_file), "--metrics-port", "0"]
-    process = spawn(found.rundir, command)
+    # Not forked from one that has torch: its memory is measured.
+    variables = os.environ | {launch.RUN_DIR: str(found.rundir.path), launch.TOKEN: TOKEN}
+    process = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start")
         own, metrics = map(int, port_file.read_text().split())
         yield [Server("coordinator", process.pid, own), Server("coordinator's metrics", process.pid, metrics)]
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
 
 
 @contextmanager

@@ -4,10 +4,10 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 import threading
 import time
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 from tandem.processes import launch
@@ -19,6 +19,30 @@ from tests.support import manifests
 from tests.support.elastic import TOKEN
 from tests.support.ports import reserved_port
 from tests.support.waiting import SECONDS, until
+from tests.support.zygote import Forked
+
+
+class CoordinatorProcess(Forked):
+    """A process of a coordinator, forked from one that has imported what it imports."""
+
+    def __init__(self, rundir: RunDir, command: list[str], **environment: str) -> None:
+        """Start it.
+
+        Args:
+            command: as `launch.coordinator_command` makes it.
+            environment: variables that differ from those of the tests.
+        """
+        folder = Path(mkdtemp(prefix="coordinator-", dir=rundir.path.parent))
+        self._output, self._errors = folder / "output.txt", folder / "errors.txt"
+        variables = os.environ | {"TANDEM_RUN_DIR": str(rundir.path), "TANDEM_TOKEN": TOKEN} | environment
+        module, *words = command[command.index("-m") + 1 :]
+        with self._output.open("wb") as output, self._errors.open("wb") as errors:
+            super().__init__(module, words, variables, output, errors=errors)
+
+    def communicate(self) -> tuple[bytes, bytes]:
+        """Wait for its end; returns its standard output and its errors."""
+        self.wait(SECONDS)
+        return self._output.read_bytes(), self._errors.read_bytes()
 
 
 class Coordinator:
@@ -31,20 +55,19 @@ class Coordinator:
         elasticity |= spec.pop("elasticity", {})
         whole = {"workers": workers, "elasticity": elasticity, **spec}
         self.rundir = manifests.run_directory(path / "run", manifests.job("digits", "lab", **whole))
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: CoordinatorProcess | None = None
 
     def start(self, **environment: str) -> "Coordinator":
         port_file = self.path / "port"
         port_file.unlink(missing_ok=True)
         command = launch.coordinator_command("127.0.0.1", self.port, port_file)
-        self.process = spawn(self.rundir, command, **environment)
+        self.process = CoordinatorProcess(self.rundir, command, **environment)
         self.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
         return self
 
     def kill(self, number: int = signal.SIGKILL) -> int:
         self.process.send_signal(number)
-        self.process.communicate(timeout=SECONDS)
-        return self.process.returncode
+        return self.process.wait(SECONDS)
 
     def client(self, token: str = TOKEN) -> CoordinatorClient:
         return CoordinatorClient(f"127.0.0.1:{self.port}", token, timeout=SECONDS)
@@ -83,11 +106,6 @@ class Reply:
     @property
     def cookie(self) -> str:
         return (self.headers["Set-Cookie"] or "").partition(";")[0]
-
-
-def spawn(rundir: RunDir, command: list[str], **environment: str) -> subprocess.Popen[bytes]:
-    variables = os.environ | {"TANDEM_RUN_DIR": str(rundir.path), "TANDEM_TOKEN": TOKEN} | environment
-    return subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 class Agent(threading.Thread):

@@ -82,19 +82,13 @@ class Elastic:
     def start_coordinator(self) -> None:
         port_file = self.path / "port"
         port_file.unlink(missing_ok=True)
-        self.coordinator = self._spawn("coordinator", launch.coordinator_command(self.host, self.port, port_file))
+        self.coordinator = self._fork("coordinator", launch.coordinator_command(self.host, self.port, port_file))
         self.port = int(until(lambda: port_file.exists() and port_file.read_text(), "the coordinator's start"))
 
     def start_agent(self, replica: str) -> None:
         command = launch.agent_command(self.job, endpoint(self.host, self.port), self.host, shutdown_seconds=2)
-        if not self.job.spec.elasticity.warm_start:
-            self.agents[replica] = self._spawn(replica, command)
-            return
-        with (self.path / f"{replica}.txt").open("ab") as output:
-            words = command[command.index("tandem_trainer.agent") + 1 :]
-            self.agents[replica] = Forked(
-                "tandem_trainer.agent", words, self._environment(replica), output, cwd=self.folder
-            )
+        warm = self.job.spec.elasticity.warm_start
+        self.agents[replica] = (self._fork if warm else self._spawn)(replica, command)
 
     def ranks_of(self, replica: str) -> list[int]:
         """A replica's training processes: forked ones, or children of the agent where ranks start cold."""
@@ -195,6 +189,11 @@ class Elastic:
         own = launch.environment(self.job, self.rundir.path, name, TOKEN, f"127.0.0.1:{self.port}")
         return {**os.environ, **own, launch.NODE: f"node-of-{name}", **self.extra}
 
-    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes] | Forked:
+    def _spawn(self, name: str, command: list[str]) -> subprocess.Popen[bytes]:
         with (self.path / f"{name}.txt").open("ab") as output:
             return subprocess.Popen(command, env=self._environment(name), stdout=output, stderr=subprocess.STDOUT)
+
+    def _fork(self, name: str, command: list[str]) -> Forked:
+        module, *words = command[command.index("-m") + 1 :]
+        with (self.path / f"{name}.txt").open("ab") as output:
+            return Forked(module, words, self._environment(name), output, cwd=self.folder)
