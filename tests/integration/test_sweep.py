@@ -16,7 +16,7 @@ from tandem_cli.local.known import is_alive
 from tests.support import hills, manifests
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 HEIGHTS = [0.9, 0.1, 0.2, 0.95, 0.3]
 
 
@@ -50,10 +50,10 @@ def test_a_driver_that_is_killed_three_times_repeats_no_trial_and_stops_the_wors
     with pytest.raises(UserError, match="is running, in process"):
         sweep.resume()
     for number in (0, 2, 3):
-        until(lambda number=number: has_score(sweep, number), "a trial with a score")  # type: ignore[misc]
+        until(lambda number=number: has_score(sweep, number), "a trial with a score", seconds=300)  # type: ignore[misc]
         killed(sweep)
         sweep.resume()
-    trials = sweep.wait(120)
+    trials = sweep.wait(300)
     assert [trial.values["trainer.args[0]"] for trial in trials] == HEIGHTS
     assert [trial.run for trial in trials] == [f"hills-{number}" for number in range(len(HEIGHTS))]
     assert {trial.state for trial in trials} == {"Complete", "Pruned"}
@@ -102,7 +102,7 @@ def test_trials_pause_with_what_they_have_and_the_best_one_continues(folder: Pat
     # One after the other: of two, the last one to arrive at the rung would be the best of three there, and not pause.
     spec = hills.sweep([0.1, 0.9, 0.2], pruner={"name": "promotion", "minSteps": 5}, workers=1)
     sweep = Client().sweep(spec, job="job.yaml", name="paused")
-    trials = sweep.wait(120)
+    trials = sweep.wait(300)
     log = (sweep.folder / "sweep.log").read_text()
     assert [trial.state for trial in trials] == ["Pruned", "Complete", "Pruned"], log
     assert [f"trial {number} paused: height" in log for number in range(3)] == [True] * 3
