@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,8 +12,10 @@ import pytest
 from tandem import Client, UserError
 from tandem_cli.client.sweep import SweepHandle
 from tandem_cli.local.known import is_alive
+from tandem_cli.sweep import background
 from tests.support import hills, manifests
 from tests.support.waiting import until
+from tests.support.warm_run import WARM_TANDEM, warm_run_environment
 
 pytestmark = pytest.mark.timeout(900)
 HEIGHTS = [0.9, 0.1, 0.2, 0.95, 0.3]
@@ -24,6 +25,9 @@ HEIGHTS = [0.9, 0.1, 0.2, 0.95, 0.3]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    for name, value in warm_run_environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(background, "module_command", lambda module, *words: [*WARM_TANDEM, *words])
     hills.write(tmp_path)
     (tmp_path / "job.yaml").write_text(json.dumps(manifests.manifest("hill", **hills.spec())))
     yield tmp_path
@@ -75,7 +79,7 @@ def test_ctrl_c_saves_and_the_same_command_continues(folder: Path) -> None:
     trials = hills.sweep(HEIGHTS, job="job.yaml", pruner={"name": "none"}, budget={"trials": 2})
     content = {**spec, "spec": trials}
     Path("sweep.json").write_text(json.dumps(content))
-    command = [sys.executable, "-m", "tandem_cli.main", "sweep", "sweep.json"]
+    command = [*WARM_TANDEM, "sweep", "sweep.json"]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     sweep = None
     try:

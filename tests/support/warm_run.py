@@ -1,4 +1,5 @@
-"""`tandem run` whose processes are forked from one that has imported torch (tests.support.warm_starter)."""
+"""`tandem run` and `tandem sweep` whose processes are forked from one that has imported torch
+(tests.support.warm_starter)."""
 
 import sys
 
@@ -11,12 +12,18 @@ IMPORTS = (
     *("tandem_evaluator.base_model", "tandem_evaluator.program"),
 )
 """What its processes import beside what ranks do."""
-WARM_TANDEM = (
-    *(sys.executable, "-P", "-c"),
-    f"from tandem_cli.local import starter; starter.__file__ = {warm_starter.__file__!r}; "
-    "from tandem_cli.main import main; main()",
-)
-"""The command line, whose `tandem run` starts its processes warm; in this environment."""
+_CODE = f"""
+import sys
+from tandem_cli.local import starter
+starter.__file__ = {warm_starter.__file__!r}
+if sys.argv[1] == "sweep":
+    from tandem_cli.local import submission
+    submission.module_command = lambda module, *words: [*sys.orig_argv[:4], *words]
+from tandem_cli.main import main
+main()
+"""
+WARM_TANDEM = (sys.executable, "-P", "-c", _CODE)
+"""The command line, whose `tandem run` starts its processes warm, also for a sweep; in this environment."""
 
 
 def warm_run_environment() -> dict[str, str]:

@@ -42,9 +42,8 @@ from tandem.wire.status import Corruption, CorruptionKind, Troubles
 class Record(Model):
     """One line of a log."""
 
-    # Ranks start often, and each writes a few kinds: their validators are built when they are first used. The
-    # docstrings of fields are for people, and for the generated reference page.
-    model_config = ConfigDict(ser_json_inf_nan="constants", defer_build=True, use_attribute_docstrings=False)
+    # Ranks start often, and each writes a few kinds: their validators are built when they are first used.
+    model_config = ConfigDict(ser_json_inf_nan="constants", defer_build=True)
 
     kind: str
     time: Timestamp

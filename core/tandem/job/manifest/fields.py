@@ -6,10 +6,14 @@ files (`tools/`). Rejected: walking pydantic's JSON schema in each of them, for 
 would have to be resolved three times.
 """
 
+import ast
+import inspect
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
+from itertools import pairwise
 from typing import Any, Literal
 
 from pydantic import BaseModel
@@ -280,11 +284,11 @@ def _node(schema: dict[str, Any], definitions: dict[str, Any], models: dict[str,
         )
         return Node("quantity", _one_line(schema), pattern=options[0]["pattern"], max_length=options[0]["maxLength"])
     if "properties" in schema:
-        required = schema.get("required", [])
-        fields = {
-            key: replace(_node(value, definitions, models), required=key in required)
-            for key, value in schema["properties"].items()
-        }
+        required, texts = schema.get("required", []), _docstrings(models[name])
+        fields = {}
+        for key, value in schema["properties"].items():
+            node = _node(value, definitions, models)
+            fields[key] = replace(node, required=key in required, description=texts.get(key, node.description))
         opened = schema.get("additionalProperties") is True
         return Node("object", _one_line(schema), open=opened, model=models[name], fields=fields)
     choices = (schema["const"],) if "const" in schema else tuple(schema.get("enum", ()))
@@ -310,3 +314,25 @@ def _node(schema: dict[str, Any], definitions: dict[str, Any], models: dict[str,
 
 def _one_line(schema: dict[str, Any]) -> str:
     return " ".join(str(schema.get("description", "")).split())
+
+
+def _docstrings(model: type[Model]) -> dict[str, str]:
+    """The docstrings of a model's fields, by the field's name in a manifest."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        texts |= _docstrings_in(base.__module__).get(base.__name__, {}) if issubclass(base, Model) else {}
+    return {info.alias or name: texts[name] for name, info in model.model_fields.items() if name in texts}
+
+
+@cache
+def _docstrings_in(module: str) -> dict[str, dict[str, str]]:
+    """The docstrings of attributes in a module, each in one line, by class and name."""
+    texts: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.ClassDef):
+            of_class = texts[node.name] = {}
+            for before, after in pairwise(node.body):
+                match before, after:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        of_class[name] = " ".join(text.split())
+    return texts
