@@ -107,7 +107,7 @@ dist.destroy_process_group()
         ),
         pytest.param(LOOP, "gather(session.rank)", "RuntimeError: ProcessGroupGloo", True, id="collective"),
         pytest.param(PLAIN, "model.nothing", "AttributeError: 'DistributedData", True, id="plain script", marks=FULL),
-        pytest.param(PLAIN, "model.nothing", "AttributeError: 'DistributedData", False, id="without warm start"),
+        pytest.param(PLAIN, "model.nothing", "AttributeError: 'DistributedData", False, id="cold start", marks=FULL),
     ],
 )
 def test_wherever_a_mistake_stands_two_failures_find_it_and_the_users_traceback_comes_first_and_once(

@@ -82,6 +82,7 @@ def test_it_learns_what_one_rank_alone_learns(
     assert rundir.committed()[0].mesh == mesh
 
 
+@pytest.mark.full("core", "trainer")
 def test_killed_it_goes_on_with_another_strategy_on_other_ranks(
     tmp_path: Path, alone: tuple[RunDir, list[float]]
 ) -> None:

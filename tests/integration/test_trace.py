@@ -14,6 +14,7 @@ from tests.support.processes import tandem
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
+FULL = pytest.mark.full("core", "coordinator", "trainer")
 LONG = ["--set", "trainer.loop.epochs=60", "--set", "checkpoint.everySteps=50"]
 PARTS = ["unlogged steps", "stop of ranks", "rendezvous", "model and data", "first step"]
 
@@ -23,7 +24,7 @@ def logged(run_dir: RunDir, generation: int, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
-@pytest.mark.parametrize("regroup", [False, True], ids=["restart", "regroup"])
+@pytest.mark.parametrize("regroup", [False, pytest.param(True, marks=FULL)], ids=["restart", "regroup"])
 def test_a_killed_rank_is_named_and_its_spans_add_up_to_the_outage(tmp_path: Path, regroup: bool) -> None:
     collector = Collector()
     words = [*LONG, *(["--set", "elasticity.onMembershipChange=Regroup"] if regroup else [])]
@@ -65,7 +66,9 @@ def test_a_killed_rank_is_named_and_its_spans_add_up_to_the_outage(tmp_path: Pat
     collector.server_close()
 
 
-@pytest.mark.parametrize(("what", "reason"), [("stops", "Hung"), ("loses its agent", "MemberLost")])
+@pytest.mark.parametrize(
+    ("what", "reason"), [("stops", "Hung"), pytest.param("loses its agent", "MemberLost", marks=FULL)]
+)
 def test_the_time_until_a_failure_is_noticed_is_that_of_its_detection(tmp_path: Path, what: str, reason: str) -> None:
     with LocalRun(tmp_path, *LONG, "--set", "elasticity.hangSeconds=5") as run:
         run.reaches(80)
