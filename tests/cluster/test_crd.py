@@ -16,12 +16,12 @@ import pytest
 
 from tandem.job.manifest.reading import read_job
 from tests.support import ROOT
+from tests.support.bad_manifests import REFUSED, BadManifest
 from tests.support.cluster.operated import established
 from tests.support.waiting import until
 
 CRD = ROOT / "charts/tandem/files/crd.yaml"
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-BAD = sorted((ROOT / "tests/manifests/bad").glob("*.yaml"))
 NAMESPACE = f"tandem-test-{secrets.token_hex(4)}"
 
 
@@ -74,13 +74,12 @@ def plain(spec: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
-def test_bad_manifests_are_refused_with_the_field_and_the_reason(path: Path) -> None:
-    field, _, words = path.read_text().splitlines()[0].removeprefix("# ").partition(": ")
-    result = apply(path.read_text(), dry=True)
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_bad_manifests_are_refused_with_the_field_and_the_reason(case: BadManifest) -> None:
+    result = apply(case.text.decode(), dry=True)
     assert result.returncode != 0, "the API server took it"
-    assert field in result.stderr
-    assert re.search(words, result.stderr), result.stderr
+    assert case.field in result.stderr
+    assert re.search(case.words, result.stderr), result.stderr
 
 
 @pytest.mark.parametrize(

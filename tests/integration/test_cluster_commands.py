@@ -20,6 +20,7 @@ from tandem_cli.kubernetes.references import KEYS
 from tandem_cli.main import BROKEN_PIPE
 from tests.support import ROOT, manifests
 from tests.support import fake_kubectl as fakes
+from tests.support.bad_manifests import REFUSED
 from tests.support.fake_kubectl import FakeKubectl
 from tests.support.processes import TANDEM, environment, tandem
 
@@ -77,8 +78,9 @@ def cluster(fake: FakeKubectl, *pods: dict[str, Any], **status: Any) -> None:
 # --- submit
 
 
-def test_a_manifest_with_mistakes_is_told_as_by_validate_and_nothing_is_sent(fake: FakeKubectl) -> None:
-    bad = str(min((ROOT / "tests/manifests/bad").glob("*.yaml")))
+def test_a_manifest_with_mistakes_is_told_as_by_validate_and_nothing_is_sent(fake: FakeKubectl, tmp_path: Path) -> None:
+    bad = str(tmp_path / "bad.yaml")
+    Path(bad).write_bytes(REFUSED[0].text)
     result = called(fake, "submit", DIGITS, bad)
     assert result.returncode == 2
     assert result.stderr == called(fake, "validate", bad).stderr

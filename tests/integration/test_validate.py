@@ -13,10 +13,19 @@ from tandem.errors import UserError
 from tandem.job.manifest.reading import read_job
 from tandem_cli.commands.validate import _fixed
 from tests.support import ROOT
+from tests.support.bad_manifests import REFUSED
 from tests.support.processes import TANDEM, tandem
 
 EXAMPLES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "examples").glob("*.yaml"))
-BAD = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests/manifests/bad").glob("*.yaml"))
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Files of bad manifests."""
+    folder = tmp_path_factory.mktemp("bad")
+    for case in REFUSED:
+        (folder / f"{case.name}.yaml").write_bytes(case.text)
+    return sorted(map(str, folder.iterdir()))
 
 
 def test_good_manifests_get_one_line_each() -> None:
@@ -71,11 +80,11 @@ def _no_space(path: Path, target: Path) -> Path:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_bad_manifests_end_with_2_and_never_with_a_stack_trace() -> None:
-    result = tandem("validate", *BAD)
+def test_bad_manifests_end_with_2_and_never_with_a_stack_trace(bad: list[str]) -> None:
+    result = tandem("validate", *bad)
     assert (result.returncode, result.stdout) == (2, "")
     assert "Traceback" not in result.stderr
-    assert all(f"{name}:" in result.stderr for name in BAD)
+    assert all(f"{name}:" in result.stderr for name in bad)
 
 
 def test_a_script_is_checked_as_tandem_run_would_run_it(tmp_path: Path) -> None:
@@ -109,22 +118,22 @@ spec:
     ]
 
 
-def test_good_and_bad_ones_together_are_all_told() -> None:
-    result = tandem("validate", BAD[0], EXAMPLES[0], "no-such-file.yaml")
+def test_good_and_bad_ones_together_are_all_told(bad: list[str]) -> None:
+    result = tandem("validate", bad[0], EXAMPLES[0], "no-such-file.yaml")
     assert result.returncode == 2
     assert f"OK {EXAMPLES[0]}" in result.stdout
-    assert f"{BAD[0]}:" in result.stderr
+    assert f"{bad[0]}:" in result.stderr
     assert "error: no-such-file.yaml does not exist" in result.stderr
 
 
-def test_json_is_for_machines() -> None:
-    result = tandem("validate", "--output", "json", BAD[0], EXAMPLES[0])
+def test_json_is_for_machines(bad: list[str]) -> None:
+    result = tandem("validate", "--output", "json", bad[0], EXAMPLES[0])
     assert (result.returncode, result.stderr) == (2, "")
-    bad, good = json.loads(result.stdout)
+    wrong, good = json.loads(result.stdout)
     assert (good["valid"], good["problems"]) == (True, [])
-    assert bad["valid"] is False
-    assert bad["problems"][0]["line"] > 0
-    assert set(bad["problems"][0]) >= {"file", "line", "column", "field", "message", "given", "allowed", "suggestion"}
+    assert wrong["valid"] is False
+    assert wrong["problems"][0]["line"] > 0
+    assert set(wrong["problems"][0]) >= {"file", "line", "column", "field", "message", "given", "allowed", "suggestion"}
 
 
 @pytest.mark.parametrize(
@@ -168,9 +177,9 @@ def test_control_characters_of_a_manifest_do_not_reach_the_terminal(tmp_path: Pa
     assert "\x1b" not in tandem("validate", str(path)).stderr
 
 
-def test_colours_are_for_terminals_alone() -> None:
-    assert "\x1b" not in tandem("validate", BAD[0]).stderr
-    assert "\x1b" in tandem("validate", BAD[0], variables={"FORCE_COLOR": "1"}).stderr
+def test_colours_are_for_terminals_alone(bad: list[str]) -> None:
+    assert "\x1b" not in tandem("validate", bad[0]).stderr
+    assert "\x1b" in tandem("validate", bad[0], variables={"FORCE_COLOR": "1"}).stderr
 
 
 def test_a_reader_that_leaves_early_is_no_error() -> None:

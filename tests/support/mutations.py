@@ -3,8 +3,9 @@
     python -m tests.support.mutations [NAME…]
 
 Each mutation takes a rule away or weakens it, in a copy of the repository, and the tests that are named with it run
-there. A mutation that they do not catch is a rule that nobody would miss. The mutations are in
-tests.support.mutated_rules; a test keeps their places current.
+there. A mutation that they do not catch is a rule that nobody would miss. The mutations are in mutated_rules.txt, below
+the file that each changes: a name and the tests that catch it, the lines that are taken away, and those in their place.
+A test keeps their places current.
 """
 
 import os
@@ -18,9 +19,9 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.support import ROOT
-from tests.support.mutated_rules import MUTATIONS, Mutation
 
 PACKAGES = ("cli", "coordinator", "core", "evaluator", "operator", "trainer")
 """Folders with the product's packages."""
@@ -29,6 +30,39 @@ SECONDS = 400.0
 a single test."""
 INTERRUPT_SECONDS = 10.0
 """Time for which tests that were interrupted may end their own processes, in seconds."""
+
+
+class Mutation(NamedTuple):
+    """A rule that is changed."""
+
+    name: str
+    file: str
+    before: str
+    """Text that stands once in the file."""
+    after: str
+    tests: str
+    """Tests that have to fail, as words for pytest."""
+
+
+def _read(text: str) -> tuple[Mutation, ...]:
+    """Mutations of a file such as mutated_rules.txt."""
+    rules: list[tuple[str, str, str, list[str], list[str]]] = []
+    file = ""
+    for line in filter(None, text.splitlines()):
+        name, _, tests = line.partition(": ")
+        if line.startswith("- "):
+            rules[-1][3].append(line[2:])
+        elif line.startswith("+ "):
+            rules[-1][4].append(line[2:])
+        elif tests:
+            words = (f"tests/{word}" if word.endswith(".py") else word for word in tests.split())
+            rules.append((name, file, " ".join(words), [], []))
+        elif not line.startswith("#"):
+            file = line
+    return tuple(Mutation(*rule, "\n".join(old), "\n".join(new), tests) for *rule, tests, old, new in rules)
+
+
+MUTATIONS = _read((ROOT / "tests/support/mutated_rules.txt").read_text())
 
 
 def copy_repository(folder: Path) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, mutations
-from tests.support.mutated_rules import MUTATIONS, Mutation
-from tests.support.mutations import run_tests, selections
+from tests.support.mutations import MUTATIONS, Mutation, run_tests, selections
 from tests.support.waiting import until
 
 
