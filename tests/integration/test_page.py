@@ -17,8 +17,9 @@ from tandem_coordinator.page.routes import Sessions
 from tandem_coordinator.page.viewers import MAX_VIEWERS
 from tests.support.coordinator_process import Agent, Coordinator
 from tests.support.elastic import TOKEN
+from tests.support.http_server import serving
 from tests.support.lines import Lines
-from tests.support.page_client import PAGE, Browser, Stream, invited, other_server
+from tests.support.page_client import PAGE, Browser, OtherServer, Stream, invited
 from tests.support.waiting import until
 
 EVIL = "</script><script>alert(1)</script>"
@@ -72,7 +73,7 @@ class TestWhoMayLook:
         with idle.client() as client:
             assert browser.ask(idle.port, "/open", {"word": client.invitation()})[0] == 200
         assert browser.ask(idle.port, f"{PAGE}ready")[0] == 204
-        with other_server() as other:
+        with serving(OtherServer()) as other:
             for path in ("/", "/open", "/page", "/page/", "/page/page.js", theirs, f"{theirs}stream", PAGE[:-2]):
                 browser.ask(other.server_port, path)
             assert len(other.requests) == 8

@@ -19,8 +19,6 @@ UNSHARED = "  checkpoint: {storage: {bucket: s3://bucket/runs/bad, shared: false
 
 @dataclass(frozen=True)
 class BadManifest:
-    """One case."""
-
     name: str
     text: bytes
     words: str

@@ -54,7 +54,6 @@ def safetensors(**tensors: tuple[int, ...]) -> bytes:
 
 
 def weights(model: str = "cnn", size: int = 8) -> bytes:
-    """The weights of a built-in model."""
     return safetensors(**shapes(model, 1, size, 10))
 
 
@@ -68,7 +67,6 @@ def whole_mnist(folder: Path, count: int = 20, size: int = 28) -> None:
 
 
 def written(folder: Path, files: dict[str, str | bytes], executable: bool = False) -> None:
-    """Files by name."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

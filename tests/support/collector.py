@@ -2,10 +2,12 @@
 
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from tests.support.http_server import QuietHandler
 
 
 class Collector(ThreadingHTTPServer):
@@ -23,7 +25,7 @@ class Collector(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     server: Collector
 
     def do_POST(self) -> None:
@@ -37,6 +39,3 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
         self.send_response(self.server.code)
         self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Nothing."""

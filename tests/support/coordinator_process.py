@@ -46,8 +46,6 @@ class CoordinatorProcess(Forked):
 
 
 class Coordinator:
-    """A coordinator process and its run directory."""
-
     def __init__(self, path: Path, **spec: Any) -> None:
         self.path, self.port = path, reserved_port()
         workers = {"replicas": 2, "maxReplicas": 4}
@@ -93,8 +91,6 @@ class Coordinator:
 
 
 class Reply:
-    """What came back."""
-
     def __init__(self, response: http.client.HTTPResponse) -> None:
         self.status, self.headers = response.status, response.headers
         self.body = response.read().decode()

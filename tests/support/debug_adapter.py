@@ -35,7 +35,6 @@ class DebugClient:
         return frames
 
     def evaluate(self, expression: str, frame: dict[str, Any]) -> str:
-        """What an expression is in a frame."""
         return str(self.request("evaluate", expression=expression, frameId=frame["id"])["result"])
 
     def request(self, command: str, **arguments: Any) -> dict[str, Any]:

@@ -49,8 +49,6 @@ OTHERS = {".", "eval", "git", "module", "pip", "python", "python3", "sacctmgr", 
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block."""
-
     page: Path
     line: int
     language: str

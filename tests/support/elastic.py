@@ -73,7 +73,6 @@ class Elastic:
     # Processes
 
     def start(self, *replicas: str) -> "Elastic":
-        """Start the coordinator, and these agents."""
         self.start_coordinator()
         for replica in replicas:
             self.start_agent(replica)

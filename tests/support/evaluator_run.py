@@ -37,7 +37,6 @@ class Run:
         self.generation(1)
 
     def generation(self, number: int, resumed_from: CheckpointRef | None = None) -> None:
-        """Record a generation."""
         checkpoints.begin(self.rundir, number, resumed_from)
 
     def weights(self, seed: int, channels: int = 1, image_size: int = 28) -> dict[str, Tensor]:
@@ -68,15 +67,12 @@ class Run:
             process.communicate()
 
     def merged(self, reference: CheckpointRef) -> Any:
-        """The merged result, None if there is none."""
         return read_json_or_none(self.rundir.evaluations / reference.name / f"g{reference.generation:06d}.json")
 
     def skipped(self, reference: CheckpointRef) -> bool:
-        """Whether it is recorded as skipped."""
         return (self.rundir.evaluations / reference.name / f"g{reference.generation:06d}.skipped.json").exists()
 
     def shard(self, reference: CheckpointRef, shard: int, shards: int) -> Any:
-        """The result of a shard, None if there is none."""
         name = f"g{reference.generation:06d}.shard-{shard}-of-{shards}.json"
         return read_json_or_none(self.rundir.evaluations / reference.name / name)
 

@@ -54,7 +54,6 @@ def files(rank: int, whole: bool) -> dict[str, dict[str, Tensor]]:
 
 
 def main() -> None:
-    """Stage and compare."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     staging.CHUNK_BYTES = CHUNK

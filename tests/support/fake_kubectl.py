@@ -38,8 +38,6 @@ sys.exit(1)
 
 @dataclass(frozen=True)
 class Asked:
-    """A call."""
-
     words: list[str]
     given: str
     pid: int
@@ -78,7 +76,6 @@ class FakeKubectl:
 
     @property
     def asked(self) -> list[Asked]:
-        """All calls so far."""
         notes = self.folder / "asked.jsonl"
         return [Asked(**json.loads(line)) for line in notes.read_text().splitlines()] if notes.exists() else []
 

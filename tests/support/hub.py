@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from tests.support.http_server import QuietHandler, serving
 
 TOKEN = "hf_of_this_test"
 
@@ -34,8 +36,6 @@ class Repository:
 
 
 class Hub:
-    """What the server holds."""
-
     def __init__(self) -> None:
         self.repositories: dict[str, Repository] = {}
         """By id; those of data sets behind `datasets/`."""
@@ -55,12 +55,9 @@ def _commit_of(files: dict[str, bytes]) -> str:
     return digest.hexdigest()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     hub: Hub
-
-    def log_message(self, format: str, *args: Any) -> None:
-        return
 
     def _handle(self) -> None:
         body = self._body()
@@ -227,17 +224,9 @@ def files_of(folder: Path) -> dict[str, bytes]:
 def local_hub() -> Iterator[Hub]:
     """A hub that answers on the loopback device."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))) as server:
+        hub.url = f"http://127.0.0.1:{server.server_port}"
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def environment(hub: Hub, token: str = TOKEN) -> dict[str, str]:

@@ -17,11 +17,9 @@ class Lines:
         self._lines = durable.Lines(path)
 
     def append(self, *records: dict[str, Any]) -> None:
-        """Append records, each as one line."""
         self._lines.append(*(json.dumps(record).encode() for record in records))
 
     def close(self) -> None:
-        """Close the file."""
         self._lines.close()
 
 

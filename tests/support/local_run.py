@@ -137,8 +137,6 @@ class LocalRun:
         return progress.step if progress else 0
 
     def reaches(self, step: int) -> None:
-        """Wait until training has come so far."""
-
         def there() -> bool:
             assert self.process.poll() is None, self.output
             return self.step() >= step
@@ -179,7 +177,6 @@ class LocalRun:
         return {kind: list_ for kind, list_ in found.items() if list_}
 
     def guardians(self) -> list[psutil.Process]:
-        """Living guardians of this run."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -241,5 +238,4 @@ class Lifetimes(threading.Thread):
 
 
 def evaluations(path: Path) -> list[dict[str, Any]]:
-    """Merged results."""
     return [json.loads(file.read_text()) for file in sorted(path.glob("evaluations/step-*/g??????.json"))]

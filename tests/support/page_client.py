@@ -7,14 +7,13 @@ import json
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from collections.abc import Mapping
+from http.server import ThreadingHTTPServer
 from typing import Any, Self
 
 from tandem_coordinator.page.routes import Sessions
 from tests.support.coordinator_process import TOKEN, Coordinator
+from tests.support.http_server import QuietHandler
 from tests.support.waiting import SECONDS
 
 PAGE = Sessions(TOKEN).path
@@ -48,14 +47,14 @@ class Browser:
 
 
 class OtherServer(ThreadingHTTPServer):
-    """A server on another port, with the requests that it got: the path of each, and its cookies."""
+    """A server on another port, as another tenant's forwarded one is, with the path and the cookies of each request."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Listener)
         self.requests: list[tuple[str, str | None]] = []
 
 
-class _Listener(BaseHTTPRequestHandler):
+class _Listener(QuietHandler):
     server: OtherServer
 
     def do_GET(self) -> None:
@@ -63,22 +62,6 @@ class _Listener(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Set-Cookie", "tandem-own=1; Path=/")
         self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-@contextmanager
-def other_server() -> Iterator[OtherServer]:
-    """Another server of this machine, as the forwarded port of another tenant's job is."""
-    with OtherServer() as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 class Stream:
@@ -101,7 +84,6 @@ class Stream:
             assert self._take(), f"the stream ended before: {what}"
 
     def until_its_end(self) -> None:
-        """Take all that comes."""
         while self._take():
             pass
 

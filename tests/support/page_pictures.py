@@ -47,7 +47,6 @@ def main() -> None:
 
 
 def take(run: Path) -> None:
-    """Take the pictures of its pages."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     with Browser() as browser:
         browser.go(told("open", str(run), "--print").split()[-1])

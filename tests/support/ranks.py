@@ -18,7 +18,6 @@ from tests.support.warm import warm_command, warm_environment
 
 
 def make_rundir(path: Path, config: dict[str, Any], **spec: Any) -> RunDir:
-    """A run directory with a job in it."""
     trainer = images(config)
     return manifests.run_directory(path, manifests.job("test", trainer=trainer, **spec))
 
@@ -123,5 +122,4 @@ def losses(rundir: RunDir) -> dict[int, float]:
 
 
 def sample_ids(rundir: RunDir) -> dict[int, str]:
-    """Digest of the sample ids by step."""
     return {record["step"]: record["ids"] for record in records(rundir, "step")}

@@ -65,7 +65,6 @@ class Recording:
 
 
 def frame_faults(shown: list[str], columns: int) -> list[str]:
-    """What is wrong with what a terminal shows."""
     found = []
     titles = [line for line in shown if TITLE.match(line)]
     if len(titles) > 1:

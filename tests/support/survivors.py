@@ -50,7 +50,6 @@ def start_regrouping(folder: Path, code: str, trainer: dict[str, Any], **spec: A
 
 
 def check_played(folder: Path, faults: list[str]) -> None:
-    """Assert that each fault was played."""
     assert not {fault for fault in faults if not (folder / fault.replace(":", "-")).exists()}
 
 
@@ -78,7 +77,6 @@ def check_same_end(run: LocalRun, calm: LocalRun) -> None:
 
 
 def losses(run: LocalRun) -> dict[int, float]:
-    """The loss of each step that has one."""
     return {line["step"]: line["loss"] for line in run.logged("step") if "loss" in line}
 
 

@@ -96,7 +96,6 @@ class Terminal:
         return "\n".join([*past, *shown]).rstrip().split("\n")
 
     def press(self, keys: bytes) -> None:
-        """Type something."""
         os.write(self._master, keys)
 
     @property
@@ -112,6 +111,5 @@ class Terminal:
         return self._screen.first is None and not cursor.hidden and cursor.x == 0 and self.settings == self._fresh
 
     def close(self) -> None:
-        """Switch it off."""
         os.close(self._master)
         os.close(self._slave)

@@ -28,8 +28,6 @@ MAX_RECORDS = 20
 
 @dataclass
 class Run:
-    """How long a tier took once."""
-
     tier: str
     started: float
     """Unix time."""
@@ -105,7 +103,6 @@ class Stage:
 
 
 def table(stages: Iterable[Stage]) -> str:
-    """The stages below each other, and their sum."""
     stages = list(stages)
     head = ("stage", "tests", "minutes", "at pace 1", "result")
     failed = [stage.name for stage in stages if stage.code]

@@ -60,7 +60,6 @@ def offences(room: str) -> list[Offence]:
 
 
 def of_file(path: Path) -> list[Offence]:
-    """All offences in one file, by line."""
     names = [Offence(path, line, "name", name) for name, line in _bindings(path) if is_banned(name)]
     texts = [Offence(path, line, "docstring", text) for text, line in _docstrings(path) if is_riddle(text)]
     return sorted(names + texts, key=lambda each: each.line)

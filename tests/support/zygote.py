@@ -21,11 +21,11 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from tandem.processes.exitcode import exit_process
 from tests.support import ROOT
 
 PROGRAMS = {
@@ -116,11 +116,9 @@ class Forked:
                 os.kill(self.pid, number)
 
     def terminate(self) -> None:
-        """Ask it to end."""
         self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it."""
         self.send_signal(signal.SIGKILL)
 
 
@@ -200,8 +198,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     os.environ.update(request["environment"])
     sys.argv = ["-m", *request["arguments"]]
 
-    # As Python itself ends: what an exit means, then threads, exit functions (an agent says good-bye in one), flushing.
-    code: Any = 0
+    code: int | str | None = 0
     try:
         sys.modules[PROGRAMS[request["module"]]].main()
     except SystemExit as leaving:
@@ -209,11 +206,7 @@ def _become(request: dict[str, Any], files: Sequence[int]) -> None:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+    exit_process(code)
 
 
 if __name__ == "__main__":

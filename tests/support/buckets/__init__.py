@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from tandem.rundir.upload import Uploader
 from tandem.wire.status import CheckpointRef
 from tests.support.checkpoints import begin, commit
 from tests.support.cluster.pinned import Pinned
+from tests.support.http_server import QuietHandler, serving
 from tests.support.manifests import job, run_directory
 from tests.support.ports import reserved_port
 from tests.support.waiting import until
@@ -182,7 +183,7 @@ def disturbed(url: str, disturbance: Disturbance, without_header: str = "") -> I
     """
     target = urllib.parse.urlsplit(url).netloc
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def forward(self) -> None:
@@ -219,11 +220,8 @@ def disturbed(url: str, disturbance: Disturbance, without_header: str = "") -> I
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward  # noqa: N815 - names of http.server
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with _serving(Handler) as proxy:
-        yield proxy
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as proxy:
+        yield f"http://127.0.0.1:{proxy.server_port}"
 
 
 SKIPPED = ("content-length", "connection", "transfer-encoding", "date", "server")
@@ -234,7 +232,7 @@ def answering(status: int, code: str) -> Iterator[str]:
     """Run a server that answers everything with an error of S3; yields its URL."""
     body = f"<Error><Code>{code}</Code><Message>played</Message></Error>".encode()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def answer(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length") or 0))
             self.send_response_only(status)
@@ -244,26 +242,8 @@ def answering(status: int, code: str) -> Iterator[str]:
 
         do_GET = do_PUT = do_POST = do_DELETE = answer  # noqa: N815 - names of http.server
 
-        def log_message(self, *_: object) -> None:
-            """Nothing."""
-
-    with _serving(Handler) as url:
-        yield url
-
-
-@contextmanager
-def _serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run a server on a free port of this machine; yields its URL."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 def a_run(path: Path, steps: tuple[int, ...] = (10, 20), size: int = 3000) -> RunDir:
@@ -333,15 +313,9 @@ def get_copy(url: str, folder: Path) -> RunDir:
 def exchanging(synchronizer: Synchronizer, socket_path: Path) -> Iterator[None]:
     """Answer the processes of a pod as its exchange does, in a thread; they find it by the environment."""
     service = SyncService(synchronizer, lambda problem, blocks: None, threading.Event())
-    server = _Server(str(socket_path), service.answer)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    with pytest.MonkeyPatch.context() as monkeypatch:
+    with serving(_Server(str(socket_path), service.answer)), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv(SOCKET, str(socket_path))
         yield
-    server.shutdown()
-    server.server_close()
-    thread.join()
 
 
 @contextmanager

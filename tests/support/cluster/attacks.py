@@ -32,8 +32,6 @@ NOWHERE: Manifest = {"spec": {"nodeSelector": {"example.org/nowhere": "true"}}}
 
 @dataclass(frozen=True)
 class Attack:
-    """One of them."""
-
     name: str
     finding: str
     """The weakness that it looks for, as issue 15's list of findings numbers it."""
@@ -51,7 +49,6 @@ def status(tenant: Tenant, job: str) -> Manifest:
 
 
 def reasons(tenant: Tenant, job: str) -> dict[str, str]:
-    """Why each of its conditions is as it is."""
     return {one["type"]: one["reason"] for one in status(tenant, job).get("conditions", [])}
 
 

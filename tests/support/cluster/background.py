@@ -46,16 +46,13 @@ class Background:
 
     @property
     def pid(self) -> int:
-        """Of its process."""
         return self._running.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is not there any more."""
         return self._process is None or self._process.poll() is not None
 
     def log(self) -> str:
-        """What it has said."""
         return self._log.read_text()
 
     def kill(self) -> None:

@@ -57,7 +57,6 @@ class Browser:
             raise
 
     def go(self, address: str) -> None:
-        """Open an address."""
         self._ask("Page.navigate", url=address)
 
     def value(self, expression: str) -> Any:
@@ -113,7 +112,6 @@ class Browser:
         path.write_bytes(base64.b64decode(found["data"]))
 
     def close(self) -> None:
-        """End it, whatever it does."""
         self._process.kill()
         self._process.wait(20)
         self._runner.run(self._disconnect())

@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,7 +56,6 @@ class Operator(Background):
         self.becomes(lambda: answers(f"http://127.0.0.1:{self.port}/readyz"), "a ready operator", 60.0)
 
     def launch(self, *options: str) -> None:
-        """Start one."""
         environment = {
             **os.environ,
             "KUBECONFIG": str(self._kubeconfig),
@@ -153,7 +151,6 @@ def account() -> list[Manifest]:
 
 
 def kubectl(*arguments: str, stdin: str = "") -> str:
-    """A command to the whole cluster."""
     result = subprocess.run(["kubectl", *arguments], input=stdin, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, f"kubectl {' '.join(arguments)}: {result.stderr}"
     return result.stdout
@@ -211,29 +208,23 @@ def script_beside_a_sidecar(name: str, images: Images, code: str = "pass", **spe
 
 
 class Job:
-    """One job on the cluster."""
-
     def __init__(self, namespace: Namespace, name: str) -> None:
         self.namespace, self.name = namespace, name
 
     def apply(self, whole: Manifest) -> None:
-        """Make it, or change it."""
         self.namespace("apply", "-f", "-", stdin=json.dumps(whole))
 
     @property
     def status(self) -> Manifest:
-        """Its status."""
         found: Manifest = self.namespace.get("dtj", self.name).get("status", {})
         return found
 
     @property
     def phase(self) -> str:
-        """In one word."""
         return str(self.status.get("phase", ""))
 
     @property
     def reasons(self) -> set[str]:
-        """The reasons of its conditions."""
         return {one["reason"] for one in self.status.get("conditions", [])}
 
     @property
@@ -242,7 +233,6 @@ class Job:
         return int(self.status.get("progress", {}).get("step", 0))
 
     def pods(self, role: str) -> list[Manifest]:
-        """Its pods of a role."""
         selector = f"tandem.dev/job={self.name},tandem.dev/role={role}"
         found: list[Manifest] = json.loads(self.namespace("get", "pods", "-l", selector, "-o", "json"))["items"]
         return found
@@ -256,7 +246,6 @@ class Job:
         )
 
     def reaches(self, *phases: str, seconds: float = 180.0) -> str:
-        """Wait for one of the phases."""
         return until(
             lambda: self.phase if self.phase in phases else None,
             f"{self.name} in {' or '.join(phases)}",
@@ -276,7 +265,6 @@ class Job:
         )
 
     def becomes(self, look: Any, what: str, seconds: float = 120.0) -> Any:
-        """Wait for something else."""
         return until(look, f"{self.name}: {what}", seconds, otherwise=self.describe, pause=LOOK_SECONDS)
 
     def events(self) -> list[str]:
@@ -346,15 +334,7 @@ def sample_digests(records: Sequence[Manifest]) -> dict[int, str]:
 
 
 def secret(namespace: Namespace, name: str) -> str:
-    """A job's token."""
     return base64.b64decode(namespace.get("secret", name)["data"]["token"]).decode()
-
-
-def timed(look: Any, what: str, seconds: float) -> float:
-    """How long until that is so."""
-    began = time.monotonic()
-    until(look, what, seconds)
-    return time.monotonic() - began
 
 
 def seen(job: Job, words: Sequence[str]) -> bool:

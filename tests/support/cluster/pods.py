@@ -39,7 +39,6 @@ class Namespace:
         self("create", "--warnings-as-errors", "-f", "-", stdin=json.dumps(together))
 
     def get(self, kind: str, name: str) -> Manifest:
-        """An object."""
         found: Manifest = json.loads(self("get", kind, name, "-o", "json"))
         return found
 
@@ -60,7 +59,6 @@ class Namespace:
 
 @contextmanager
 def restricted() -> Iterator[Namespace]:
-    """A namespace for a while."""
     if "KUBECONFIG" not in os.environ:
         pytest.fail("these tests need a cluster: run them with `make e2e`, or set KUBECONFIG")
     namespace = Namespace(f"tandem-test-{secrets.token_hex(4)}")

@@ -47,8 +47,6 @@ def _fetch() -> None:
 
 
 class Prometheus:
-    """A running Prometheus."""
-
     def __init__(self, port: int) -> None:
         self._address = f"http://127.0.0.1:{port}/api/v1"
 

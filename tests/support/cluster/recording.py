@@ -44,14 +44,11 @@ class Answer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no number in it."""
         return not any(math.isfinite(float(value)) for one in self.series for _, value in one["values"])
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel and its answers."""
-
     title: str
     kind: str
     unit: str
@@ -68,8 +65,6 @@ class Panel:
 
 @dataclass(frozen=True)
 class Recording:
-    """A dashboard with its answers."""
-
     title: str
     panels: list[Panel]
     marks: list[Answer]

@@ -81,7 +81,6 @@ class Tenant:
         self("create", "--raw", f"{kinds.JOB.path(self.namespace.name)}", "-f", str(file))
 
     def job(self, name: str) -> Job:
-        """One of his jobs."""
         return Job(self.namespace, name)
 
     def runs(self, name: str, code: str, *arguments: str, **metadata: Any) -> None:

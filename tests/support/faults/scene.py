@@ -62,7 +62,6 @@ class Save(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The folder it is committed as."""
         return checkpoint_name(self.step)
 
 
@@ -75,7 +74,6 @@ def state_of(save: Save) -> State:
 
 
 def tree_of(folder: Path) -> Tree:
-    """All files below a folder."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
@@ -100,7 +98,6 @@ class Server:
         return reports
 
     def close(self) -> None:
-        """End it."""
         self._process.kill()
         self._process.communicate(timeout=10)
 
@@ -345,7 +342,6 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def put(folder: Path, tree: Tree) -> None:
-    """Make a folder with such files."""
     for path, content in tree.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)

@@ -92,7 +92,6 @@ def waits(child: Child) -> bool:
 
 
 def ended(child: Child) -> dict[str, Any]:
-    """Wait for a child's end; what it reported."""
     _, status = os.waitpid(child.pid, 0)
     with os.fdopen(child.report, "rb") as pipe:
         lines = pipe.read().splitlines()

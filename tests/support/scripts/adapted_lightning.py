@@ -34,8 +34,6 @@ class Module(lightning.LightningModule):
 
 
 class StopAt(lightning.Callback):
-    """Ends training early."""
-
     def __init__(self, step: int) -> None:
         self._step = step
 

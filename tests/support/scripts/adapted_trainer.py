@@ -51,8 +51,6 @@ class Pause(TrainerCallback):
 
 
 class StopAt(TrainerCallback):
-    """Ends training early."""
-
     def __init__(self, step: int) -> None:
         self._step = step
 

@@ -88,7 +88,6 @@ class Slurm:
 
     @property
     def configuration(self) -> Path:
-        """slurm.conf."""
         return self.folder / "slurm.conf"
 
     def variables(self) -> dict[str, str]:
@@ -205,7 +204,6 @@ class Slurm:
         return scheduler.run(str(self.bin / words[0]), *words[1:])
 
     def update(self, job: str, **fields: str) -> None:
-        """scontrol update, of a job."""
         self.ask("scontrol", "update", f"JobId={job}", *(f"{name}={value}" for name, value in fields.items()))
 
     def start_requeued(self, job: str, **fields: str) -> None:

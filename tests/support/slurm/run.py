@@ -77,12 +77,10 @@ class SlurmRun:
         return self.folder / "targets"
 
     def variables(self) -> Mapping[str, str]:
-        """Those of the user's shell."""
         home = {"XDG_CONFIG_HOME": str(self.folder / "config"), "XDG_STATE_HOME": str(self.folder / "state")}
         return self.slurm.variables() | home
 
     def tandem(self, *words: str | Path) -> CompletedProcess[str]:
-        """One call of the command line."""
         return tandem(*words, cwd=self.folder, variables=self.variables())
 
     def submit(self, *words: str) -> str:
@@ -102,7 +100,6 @@ class SlurmRun:
         return next((line.partition(" ")[2] for line in lines if line.startswith(f"{self.job} ")), "")
 
     def queue(self) -> str:
-        """What squeue shows."""
         return self.slurm.ask("squeue", "--noheader")
 
     def snapshot(self) -> Snapshot | None:

@@ -33,7 +33,6 @@ def job(name: str = "digits", status: dict[str, Any] | None = None, **spec: Any)
 
 
 def heard(phase: str = "Running", **status: Any) -> Snapshot:
-    """What a coordinator says."""
     workers = {"desired": 2, "ready": 2, "min": 1, "max": 2}
     whole = {"phase": phase, "workers": workers, "generation": 1, "worldSize": 2} | status
     return Snapshot(job="digits", time=NOW, status=Status.parse(whole))
@@ -72,6 +71,24 @@ def ended(index: int = 0, name: str = "", code: int = 1, **facts: Any) -> Pod:
     return worker(index, name, **{"phase": phase, "ready": False, "code": code, **times, **facts})
 
 
+def pod_status(container: str, phase: str, at: str, code: int | None = None, silent: bool = False) -> dict[str, Any]:
+    """The status of a pod with one container, as its kubelet writes it.
+
+    Args:
+        at: when the container started, and ended.
+        silent: its node does not answer any more.
+    """
+    running = phase == "Running"
+    times = {"startedAt": at} if running else {"startedAt": at, "finishedAt": at, "exitCode": code}
+    conditions = {"Ready": running and not silent, "ContainersReady": running}
+    return {
+        "phase": phase,
+        "podIP": "10.1.1.1",
+        "conditions": [{"type": kind, "status": str(holds)} for kind, holds in conditions.items()],
+        "containerStatuses": [{"name": container, "state": {"running" if running else "terminated": times}}],
+    }
+
+
 def initialized(**status: Any) -> dict[str, Any]:
     """The status of a job whose coordinator has answered."""
     condition = {"type": "Initialized", "status": "True", "lastTransitionTime": "1970-01-12T13:00:00Z"}
@@ -100,14 +117,12 @@ def running(
 
 
 def situation(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> ReconcileInputs:
-    """All that there is to know."""
     there = surroundings(of) if there is None else there
     whole: dict[str, Any] = {"uid": UID, "now": NOW, "entropy": "e", **facts}
     return ReconcileInputs(job=of, children=there, **whole)
 
 
 def decided(of: DistributedTrainingJob, there: Children | None = None, **facts: Any) -> ReconcilePlan:
-    """What the operator does about it."""
     return reconcile(situation(of, there, **facts), IMAGES)
 
 
@@ -117,12 +132,10 @@ def reason(plan: ReconcilePlan, kind: str = "Ready") -> str:
 
 
 def made(plan: ReconcilePlan) -> list[str]:
-    """What it creates."""
     return [called(manifest) for manifest in (*plan.create, *plan.create_pods)]
 
 
 def removed(plan: ReconcilePlan) -> list[str]:
-    """Names of what it deletes."""
     return [removal.name for removal in plan.delete]
 
 

@@ -25,7 +25,7 @@ from tandem_operator.informer import Cache
 from tandem_operator.kinds import Kind
 from tandem_operator.operator_metrics import OperatorMetrics
 from tests.support import manifests
-from tests.support.worlds.operator_job import IMAGES, TASK
+from tests.support.worlds.operator_job import IMAGES, TASK, pod_status
 
 Place = tuple[Kind, str, str]
 NAMESPACE = "default"
@@ -197,7 +197,6 @@ class Cluster:
         self._cache((kind, NAMESPACE, body["metadata"]["name"]), body, "ADDED")
 
     def edit(self, kind: Kind, name: str, change: Object) -> None:
-        """Somebody changes a spec."""
         place = (kind, NAMESPACE, name)
         body = copy.deepcopy(self.objects[place])
         body["spec"] = merged(body["spec"], change)
@@ -205,7 +204,6 @@ class Cluster:
         self._cache(place, body, "MODIFIED")
 
     def annotate(self, kind: Kind, name: str, annotations: Object) -> None:
-        """Somebody gives an object annotations."""
         body = copy.deepcopy(self.objects[kind, NAMESPACE, name])
         body["metadata"]["annotations"] = annotations
         self._cache((kind, NAMESPACE, name), body, "MODIFIED")
@@ -222,7 +220,6 @@ class Cluster:
         self._remove(place)
 
     def pods(self, role: str = "") -> list[Object]:
-        """All pods of a role."""
         found = [body for place, body in self.objects.items() if place[0] is kinds.POD]
         return [body for body in found if not role or body["metadata"]["labels"][names.ROLE] == role]
 
@@ -250,19 +247,8 @@ class Cluster:
             self.pod(place, "Succeeded", code=0)
 
     def pod(self, place: Place, phase: str, code: int | None = None) -> None:
-        """A pod gets into a phase."""
         new = copy.deepcopy(self.objects[place])
-        role = new["metadata"]["labels"][names.ROLE]
-        running = phase == "Running"
-        times = (
-            {"startedAt": _stamp(0)} if running else {"startedAt": _stamp(0), "finishedAt": _stamp(0), "exitCode": code}
-        )
-        status: Object = {"phase": phase, "podIP": "10.1.1.1"}
-        status["conditions"] = [
-            {"type": kind, "status": "True" if running else "False"} for kind in ("Ready", "ContainersReady")
-        ]
-        status["containerStatuses"] = [{"name": role, "state": {"running" if running else "terminated": times}}]
-        new["status"] = status
+        new["status"] = pod_status(new["metadata"]["labels"][names.ROLE], phase, _stamp(0), code)
         self._cache(place, new, "MODIFIED")
 
     def _coordinator(self) -> Object | None:
@@ -403,7 +389,6 @@ class World:
 
     @property
     def status(self) -> Status:
-        """The job's."""
         return Status.parse(self.cluster.objects[kinds.JOB, *KEY]["status"])
 
     def tell(self, which: list[int]) -> None:
@@ -450,8 +435,6 @@ class World:
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that happens."""
-
     what: str
     index: int = 0
     which: tuple[int, ...] = ()

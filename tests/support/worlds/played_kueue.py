@@ -116,7 +116,6 @@ class PlayedKueue:
         return self._store(name, {**body, "status": {key: value for key, value in status.items() if value is not None}})
 
     def delete(self, name: str, uid: str) -> None:
-        """Delete a Workload."""
         if name in self.workloads and self.workloads[name]["metadata"]["uid"] == uid:
             del self.workloads[name]
 

@@ -18,7 +18,7 @@ from tandem_operator.observed import KubeObject, Pod, children, observe
 from tandem_operator.plan import ReconcileInputs, ReconcilePlan
 from tandem_operator.reconcile import reconcile
 from tandem_operator.workloads import NodePlacement, Queueing, stamped
-from tests.support.worlds.operator_job import IMAGES, UID, heard, initialized, job, surroundings
+from tests.support.worlds.operator_job import IMAGES, UID, heard, initialized, job, pod_status, surroundings
 from tests.support.worlds.played_kueue import FLAVOR, Claim, Object, PlayedKueue
 
 PRIORITIES = {"": 0, "near": 2, "urgent": 1000}
@@ -59,8 +59,6 @@ class QueuedJob:
 
 
 class QueuedJobs:
-    """Jobs of one queue."""
-
     def __init__(self, nominal: int) -> None:
         self.kueue = PlayedKueue(nominal)
         self.jobs: dict[str, QueuedJob] = {}
@@ -71,7 +69,6 @@ class QueuedJobs:
     # What people do
 
     def submit(self, name: str, least: int, replicas: int, priority: str = "") -> None:
-        """Create a job."""
         policy = {"queueName": "gpus"} | ({"priorityClassName": priority} if priority else {})
         sizes = {"replicas": replicas, "minReplicas": least, "maxReplicas": 64}
         of = job(name, initialized(), workers=sizes, runPolicy=policy, evaluators={"replicas": 0})
@@ -226,19 +223,12 @@ class QueuedJobs:
             self._delete(played, observe(kinds.POD, played.pods[pod]))
 
     def _set_phase(self, played: QueuedJob, name: str, phase: str, code: int = 0, silent: bool = False) -> None:
-        stamp, running = rfc3339(self.kueue.now), phase == "Running"
-        times: Object = {"startedAt": stamp} if running else {"startedAt": stamp, "finishedAt": stamp, "exitCode": code}
-        conditions = {"Ready": running and not silent, "ContainersReady": running}
-        status: Object = {"phase": phase, "podIP": "10.1.1.1"}
-        status["conditions"] = [{"type": kind, "status": str(holds)} for kind, holds in conditions.items()]
-        state = {"running" if running else "terminated": times}
-        status["containerStatuses"] = [{"name": names.WORKER, "state": state}]
+        status = pod_status(names.WORKER, phase, rfc3339(self.kueue.now), code, silent)
         played.pods[name] = {**played.pods[name], "status": status}
 
     # What there is
 
     def workloads(self, name: str) -> list[Object]:
-        """Workloads of a job."""
         bodies = self.kueue.workloads.values()
         return [body for body in bodies if body["metadata"]["labels"][names.JOB] == name]
 

@@ -65,8 +65,6 @@ def job(script: Script) -> DistributedTrainingJob:
 
 
 class Simulation:
-    """Writes one run directory."""
-
     def __init__(self, path: Path, script: Script) -> None:
         self.script, self.rundir = script, RunDir(path)
         self.random = random.Random(0)
@@ -77,7 +75,6 @@ class Simulation:
         self.steps_at: list[tuple[float, int]] = []
 
     def write(self) -> Path:
-        """Let it all happen."""
         script = self.script
         self.rundir.create()
         self.rundir.write_job(job(script))
@@ -274,7 +271,6 @@ class Simulation:
 
 
 def line(kind: str, time: float, **facts: Any) -> dict[str, Any]:
-    """A line of a log."""
     return {"kind": kind, "time": time, **facts}
 
 

@@ -33,7 +33,6 @@ class SmallRun:
         self.rundir = manifests.run_directory(path, job)
 
     def begin(self, generation: int, parent: CheckpointRef | None = None) -> None:
-        """A generation's record."""
         self.parents[generation] = parent.name if parent else None
         checkpoints.begin(self.rundir, generation, parent, world_size=2)
 
@@ -99,7 +98,6 @@ class SmallRun:
         return folder
 
     def names(self) -> list[str]:
-        """What is in the folder of checkpoints."""
         return sorted(path.name for path in self.rundir.checkpoints.iterdir())
 
 

@@ -14,8 +14,6 @@ BEGAN = 1_000_000.0
 
 
 class TrackedRun:
-    """One run."""
-
     def __init__(self, path: Path, **spec: Any) -> None:
         self.rundir = manifests.run_directory(path, manifests.job(**{"tracking": {"mlflow": {}}, **spec}))
         self.job = self.rundir.read_job()

@@ -1,9 +1,8 @@
 """The way to a job's coordinator, made by a kubectl that a test plays."""
 
-import http.server
-import threading
 import time
 from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,28 +11,21 @@ from tandem_cli.kubernetes import forwarding
 from tandem_cli.kubernetes.forwarding import Forward
 from tandem_cli.kubernetes.kubectl import ClusterError, Kubectl
 from tests.support.fake_kubectl import FakeKubectl
+from tests.support.http_server import QuietHandler, serving
 
 
-class Healthy(http.server.BaseHTTPRequestHandler):
+class Healthy(QuietHandler):
     """Answers as a coordinator does."""
 
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/healthz" else 404)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Healthy)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server.server_address[1]
-    server.shutdown()
-    server.server_close()
-    thread.join(20)
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Healthy)) as server:
+        yield server.server_port
 
 
 @pytest.fixture

@@ -2,15 +2,15 @@
 
 import gzip
 import json
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 
 import pytest
 
 from tandem.wire.coordinator_client import MAX_WORD_BYTES, CoordinatorClient, CoordinatorRefused, Unreachable
 from tandem.wire.protocol import Answer, Member, Membership, Sync
+from tests.support.http_server import QuietHandler, serving
 from tests.support.ports import reserved_port
 
 
@@ -19,7 +19,7 @@ def answering(status: int, body: bytes, headers: Mapping[str, str] | None = None
     """The endpoint of something that answers everything with that."""
     told = {"Content-Length": str(len(body))} if headers is None else headers
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(status)
             for name, value in told.items():
@@ -32,17 +32,8 @@ def answering(status: int, body: bytes, headers: Mapping[str, str] | None = None
             self.rfile.read(int(self.headers["Content-Length"]))
             self.do_GET()
 
-        def log_message(self, format: str, *_: object) -> None:
-            """Nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"127.0.0.1:{server.server_port}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(HTTPServer(("127.0.0.1", 0), Handler)) as server:
+        yield f"127.0.0.1:{server.server_port}"
 
 
 @pytest.mark.parametrize("host", ["nowhere.invalid", "127.0.0.1", "[::1]"])

@@ -27,7 +27,6 @@ def of(objects: Sequence[Manifest], kind: str, name: str = "") -> Manifest:
 
 
 def kinds(objects: Sequence[Manifest]) -> set[str]:
-    """The kinds that there are."""
     return {one["kind"] for one in objects}
 
 

@@ -26,11 +26,9 @@ class Kubectl:
         return result.stdout
 
     def succeeds(self, *arguments: str) -> bool:
-        """Whether a command succeeds."""
         return self._run(*arguments).returncode == 0
 
     def apply(self, manifest: dict[str, Any]) -> None:
-        """Make an object, or change it to this."""
         self("apply", "-f", "-", stdin=json.dumps(manifest))
 
     def _run(self, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:

@@ -30,7 +30,6 @@ REGISTRY = "localhost:5000"
 
 
 def node_names(count: int) -> list[str]:
-    """The names of so many nodes."""
     return [f"node-{index}" for index in range(count)]
 
 

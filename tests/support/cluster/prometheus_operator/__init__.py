@@ -152,7 +152,6 @@ class PrometheusObject:
         return gzip.decompress(base64.b64decode(packed)).decode() if packed else ""
 
     def scrapes(self) -> dict[str, Manifest]:
-        """Its scrapes by name."""
         return {one["job_name"]: one for one in (yaml.safe_load(self.text()) or {}).get("scrape_configs") or []}
 
     def rules(self) -> dict[str, str]:
