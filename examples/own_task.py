@@ -47,9 +47,8 @@ class DiseaseProgression(Task[Config]):
         inputs, targets = batch
         predicted = model(inputs).squeeze(1)
         errors, losses = (predicted - targets).abs(), huber_loss(predicted, targets, reduction="none")
-        count = len(targets)
         return {
-            "loss": Mean(losses.sum(), count),
-            "meanError": Mean(errors.sum(), count),
+            "loss": Mean.from_samples(losses),
+            "meanError": Mean.from_samples(errors),
             "largestError": Max(errors.max()),
         }

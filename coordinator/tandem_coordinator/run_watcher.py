@@ -18,6 +18,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tandem.confidence import Estimate, count_tied
 from tandem.job.resource import DistributedTrainingJob, Evaluators
 from tandem.model import amount, whole_number
 from tandem.rundir.against_base import MIN_WORSE_CHECKPOINTS
@@ -196,7 +197,7 @@ class RunDirectory:
         policy = evaluation.policy if evaluation.processes else None
         self._finder = None if watch is None else Finder(rundir, watch, evaluation.settle_seconds, policy)
         self._base = BaseWatch(rundir, evaluation) if has_base else None
-        self._scores: dict[CheckpointRef, tuple[Rank, Score]] = {}
+        self._scores: dict[CheckpointRef, tuple[Rank, Score, Estimate]] = {}
         self._skipped: set[tuple[str, int]] = set()
         self._merged: set[CheckpointRef] = set()
         """Evaluated checkpoints, whether that gave the deciding score or not."""
@@ -234,12 +235,14 @@ class RunDirectory:
         # After the end was read: what evaluators still owe depends on whether training is complete.
         self._read_scores(checkpoints, (final, latest), now)
         scores = [(ref, score) for ref, score in self._scores.items() if self._lineage.counts(ref)]
-        evaluated, (_, score) = max(scores, key=lambda entry: entry[0].age, default=(None, (None, None)))
-        best, (_, best_score) = min(scores, key=lambda entry: entry[1][0], default=(None, (None, None)))
+        evaluated, score = max(
+            ((ref, score) for ref, (_, score, _) in scores), key=lambda entry: entry[0].age, default=(None, None)
+        )
         newest = [
             newest_score
-            for _, (_, newest_score) in nlargest(MIN_WORSE_CHECKPOINTS, scores, key=lambda entry: entry[0].age)
+            for _, (_, newest_score, _) in nlargest(MIN_WORSE_CHECKPOINTS, scores, key=lambda entry: entry[0].age)
         ]
+        best, best_score = _best(scores)
         training = self._training.follow(logs)
         corruptions = [
             *training.corruptions,
@@ -348,12 +351,14 @@ class RunDirectory:
         is_evaluated = reference in self._merged or reference in self._failed
         return is_evaluated or (is_passed_over and reference not in needed)
 
-    def _score(self, result: EvaluationResult) -> tuple[Rank, Score] | None:
+    def _score(self, result: EvaluationResult) -> tuple[Rank, Score, Estimate] | None:
         metric, reference = self._evaluation.metric, result.checkpoint
         value, rank = result.metrics.get(metric), result.rank(metric, self._evaluation.direction)
         if value is None or rank is None:
             return None
-        return rank, Score(name=reference.name, step=reference.step, metric=metric, value=value)
+        low, high = result.intervals.get(metric, (None, None))
+        score = Score(name=reference.name, step=reference.step, metric=metric, value=value, low=low, high=high)
+        return rank, score, result.estimates[metric]
 
     def _evaluations(self, checkpoints: list[CheckpointRef], evaluated: CheckpointRef | None) -> Evaluations:
         # Only what is newer than the newest evaluated checkpoint still waits; older ones were passed over.
@@ -487,3 +492,14 @@ def _reference(value: object) -> CheckpointRef | None:
         return CheckpointRef.read(value) if isinstance(value, dict) else None
     except ValidationError:
         return None
+
+
+def _best(
+    scores: Sequence[tuple[CheckpointRef, tuple[Rank, Score, Estimate]]],
+) -> tuple[CheckpointRef, Score] | tuple[None, None]:
+    """The best checkpoint, and its score beside those of all others."""
+    if not scores:
+        return None, None
+    best, (_, score, estimate) = min(scores, key=lambda entry: entry[1][0])
+    tied = count_tied(estimate, (other for ref, (*_, other) in scores if ref != best))
+    return best, score.model_copy(update={"tied": tied})

@@ -5,11 +5,8 @@
 
     for checkpoint in checkpoints():
         model.load_state_dict(load_file(checkpoint.weights))
-        right = 0
         samples = test_data[checkpoint.shard :: checkpoint.shards]
-        for sample, label in samples:
-            right += int(model(sample).argmax() == label)
-        checkpoint.report(accuracy=Mean(right, len(samples)))
+        checkpoint.report(accuracy=Mean.from_samples(model(sample).argmax() == label for sample, label in samples))
 
 An evaluator process starts the program, passes it one shard of one checkpoint after another, and publishes its reports.
 The program claims no shard, waits for nothing and writes no file of the run: it may crash or be killed at any time, and
@@ -43,7 +40,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, NamedTuple, Self, SupportsFloat
 
 CHECKPOINT = "TANDEM_CHECKPOINT"
 WEIGHTS = "TANDEM_CHECKPOINT_WEIGHTS"
@@ -67,6 +64,26 @@ MAX_PROMPT, MAX_COMPLETION = 2_000, 8_000
 """Maximum lengths of a prompt and of its completion, in characters; a longer one is truncated."""
 MAX_REPORT_BYTES = 2**23
 """Maximum size of a report in JSON: a confusion matrix of a thousand classes takes up to 7 MB."""
+MAX_EXPONENT = 709.0
+"""Largest exponent of e whose power fits into float64, rounded down."""
+
+
+class Moments(NamedTuple):
+    """Sums over the samples of a mean, from which its confidence interval follows (tandem.confidence);
+    `Mean.from_samples` computes them. `t` is the total of a sample, `w` its count: `ttw` is the sum of t · t · w.
+
+    A sample is what was drawn by itself: a text, not each of its tokens, which depend on each other.
+    """
+
+    samples: SupportsFloat
+    """Number of samples."""
+    tt: SupportsFloat
+    tw: SupportsFloat
+    ww: SupportsFloat
+    ttt: SupportsFloat
+    ttw: SupportsFloat
+    tww: SupportsFloat
+    www: SupportsFloat
 
 
 @dataclass(frozen=True)
@@ -77,10 +94,23 @@ class Mean:
     """The sum over the samples of this shard."""
     count: SupportsFloat
     """Number of samples, or the sum of their weights."""
+    moments: Moments | None = field(default=None, repr=False)
+    """Sums for the confidence interval; None: the score has none."""
+
+    @classmethod
+    def from_samples(cls, totals: Iterable[SupportsFloat], counts: Iterable[SupportsFloat] | None = None) -> Self:
+        """The mean of samples, with what its confidence interval needs.
+
+        Args:
+            totals: the value of each sample of this shard, such as its loss, or 1 where it is right and 0 where not; a
+                list, or a tensor or array of one dimension. Of samples with parts, the sum over the parts.
+            counts: number of parts of each sample, or its weight; None: 1 for each.
+        """
+        return cls(*_sums(totals, counts))
 
     def wire(self) -> dict[str, Any]:
         """The JSON form."""
-        return {"mean": [_number(self.total), _number(self.count)]}
+        return {"mean": [_number(self.total), _number(self.count)], **_moments(self.moments)}
 
 
 @dataclass(frozen=True)
@@ -92,10 +122,18 @@ class GeometricMean:
     """The sum of natural logarithms over the samples of this shard."""
     count: SupportsFloat
     """Number of samples, or the sum of their weights."""
+    moments: Moments | None = field(default=None, repr=False)
+    """Sums for the confidence interval, of the logarithms; None: the score has none."""
+
+    @classmethod
+    def from_samples(cls, log_totals: Iterable[SupportsFloat], counts: Iterable[SupportsFloat] | None = None) -> Self:
+        """The geometric mean of samples, with what its confidence interval needs; arguments as for a mean, of
+        logarithms."""
+        return cls(*_sums(log_totals, counts))
 
     def wire(self) -> dict[str, Any]:
         """The JSON form."""
-        return {"geometricMean": [_number(self.log_total), _number(self.count)]}
+        return {"geometricMean": [_number(self.log_total), _number(self.count)], **_moments(self.moments)}
 
 
 @dataclass(frozen=True)
@@ -226,10 +264,13 @@ def added(values: Sequence[Value]) -> Value:
             raise ValueError(f"a {type(first).__name__} and a {type(value).__name__} do not add up")
     match first:
         case Mean():
-            return Mean(_total(value.total for value in values), _total(value.count for value in values))  # type: ignore[union-attr]
+            totals = _total(value.total for value in values)  # type: ignore[union-attr]
+            counts = _total(value.count for value in values)  # type: ignore[union-attr]
+            return Mean(totals, counts, _added_moments([value.moments for value in values]))  # type: ignore[union-attr]
         case GeometricMean():
-            logarithms = _total(value.log_total for value in values)  # type: ignore[union-attr]
-            return GeometricMean(logarithms, _total(value.count for value in values))  # type: ignore[union-attr]
+            totals = _total(value.log_total for value in values)  # type: ignore[union-attr]
+            counts = _total(value.count for value in values)  # type: ignore[union-attr]
+            return GeometricMean(totals, counts, _added_moments([value.moments for value in values]))  # type: ignore[union-attr]
         case Sum():
             return Sum(_total(value.value for value in values))  # type: ignore[union-attr]
         case Max():
@@ -255,6 +296,35 @@ def _histogram(values: Sequence[Histogram]) -> Histogram:
             edges = (f"{len(bins.edges)} from {bins.edges[0]:g} to {bins.edges[-1]:g}" for bins in (first, value))
             raise ValueError(f"histograms of different edges do not add up ({' and '.join(edges)}); use fixed edges")
     return Histogram([sum(counts) for counts in zip(*(value.counts for value in values), strict=True)], first.edges)
+
+
+def _sums(totals: Iterable[SupportsFloat], counts: Iterable[SupportsFloat] | None) -> tuple[float, float, Moments]:
+    values = _floats(totals)
+    weights = [1.0] * len(values) if counts is None else _floats(counts)
+    pairs = list(zip(values, weights, strict=True))
+    powers = [(2, 0), (1, 1), (0, 2), (3, 0), (2, 1), (1, 2), (0, 3)]
+    sums = (_total(_power(t, i) * _power(w, j) for t, w in pairs) for i, j in powers)
+    return _total(values), _total(weights), Moments(len(pairs), *sums)
+
+
+def _power(base: float, exponent: int) -> float:
+    # Not `**`, which raises OverflowError where a product is infinite.
+    return math.prod([base] * exponent)
+
+
+def _floats(values: Any) -> list[float]:
+    # Converted as a whole: a tensor of many values is slow to iterate over.
+    return [float(value) for value in (values.tolist() if hasattr(values, "tolist") else values)]
+
+
+def _added_moments(moments: Sequence[Moments | None]) -> Moments | None:
+    complete = [part for part in moments if part is not None]
+    return Moments(*map(_total, zip(*complete, strict=True))) if len(complete) == len(moments) else None
+
+
+def _moments(moments: Moments | None) -> dict[str, Any]:
+    numbers = [] if moments is None else [_number(value) for value in moments]
+    return {"moments": numbers} if numbers and None not in numbers else {}
 
 
 def _total(values: Iterable[SupportsFloat]) -> float:

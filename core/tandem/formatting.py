@@ -8,7 +8,7 @@ the order of letters. Each such character is replaced by a visible one.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from unicodedata import category
 
@@ -153,6 +153,26 @@ def score(metric: str, value: float) -> str:
     if metric in SHARES:
         return f"{100 * value:.2f} %"
     return f"{value:.1f}" if 100 <= abs(value) < 1000 else number(float(value))
+
+
+def interval(metric: str, ends: Sequence[float | None] | None) -> str:
+    """Format a confidence interval: `95.66 % to 98.87 %`; empty if it is not known."""
+    low, high = ends or (None, None)
+    return "" if low is None or high is None else f"{score(metric, low)} to {score(metric, high)}"
+
+
+def tied_with(count: int | None) -> str:
+    """Format the number of checkpoints whose score does not differ from the best by more than chance: `tied with 4
+    others`, `ahead of all others`; empty if it is not known."""
+    if count is None:
+        return ""
+    return f"tied with {count_noun(count, 'other')}" if count else "ahead of all others"
+
+
+def confidence(metric: str, ends: Sequence[float | None] | None, tied: int | None = None) -> str:
+    """Format what is known about how certain a score is, as a suffix: ` (95.66 % to 98.87 %) · tied with 4 others`."""
+    formatted_interval, rivals = interval(metric, ends), tied_with(tied)
+    return (f" ({formatted_interval})" if formatted_interval else "") + (f" · {rivals}" if rivals else "")
 
 
 def change(metric: str, before: float, after: float) -> str:

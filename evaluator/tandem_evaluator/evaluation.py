@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tandem.evaluation import Mean
 from tandem.job.tasks import ImageParameters, class_names
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
@@ -45,6 +46,8 @@ class Tally:
     """Samples seen."""
     loss_sum: float | None
     """Sum of their cross entropies, nats; None if it is not finite."""
+    loss_moments: list[float] | None
+    """Sums for their confidence interval; None if it is not finite."""
     confusion: list[list[int]]
     """[classes, classes]: samples of class i (row) that were predicted as class j (column)."""
     wrong: list[WrongSample] = field(default_factory=list)
@@ -137,7 +140,7 @@ class Evaluation:
         images, labels = samples.images[shard::shards], samples.labels[shard::shards]
         predicted = torch.empty_like(labels)
         confidence = torch.empty(len(labels))
-        loss = torch.zeros((), dtype=torch.float64)
+        losses = torch.empty(len(labels))
         with torch.inference_mode():
             for start in range(0, len(labels), self._batch):
                 if not should_continue():
@@ -146,9 +149,7 @@ class Evaluation:
                 logits = self._model(images[part].contiguous())
                 predicted[part] = logits.argmax(dim=1)
                 confidence[part] = logits.float().softmax(dim=1).amax(dim=1)
-                # Summed in double precision: the sum over a shard must not depend on the split of the data, to 1e-6 at
-                # least.
-                loss += F.cross_entropy(logits.float(), labels[part], reduction="none").double().sum()
+                losses[part] = F.cross_entropy(logits.float(), labels[part], reduction="none")
         # Not scikit-learn's confusion_matrix, which refuses a shard without samples, and such shards exist.
         cells = torch.bincount(labels * self.classes + predicted, minlength=self.classes**2)
         wrong = surest(
@@ -160,7 +161,15 @@ class Evaluation:
             )
             for place in _surest_places(predicted != labels, confidence)
         )
-        return Tally(len(labels), finite_or_none(loss.item()), cells.view(self.classes, self.classes).tolist(), wrong)
+        # Summed in double precision: the sum over a shard must not depend on the split of the data, to 1e-6 at least.
+        loss = Mean.from_samples(losses)
+        return Tally(
+            samples=len(labels),
+            loss_sum=finite_or_none(float(loss.total)),
+            loss_moments=loss.wire().get("moments"),
+            confusion=cells.view(self.classes, self.classes).tolist(),
+            wrong=wrong,
+        )
 
 
 class TaskScoring:
@@ -192,6 +201,7 @@ class TaskScoring:
             shards=work.shards,
             samples=tally.samples,
             loss_sum=tally.loss_sum,
+            loss_moments=tally.loss_moments,
             confusion=tally.confusion,
             wrong=tally.wrong,
             validation=validation_counts(tally.held_out),
@@ -254,7 +264,12 @@ def validation_counts(tally: Tally | None) -> ValidationCounts | None:
     """The counts of validation data in a shard's result."""
     if tally is None:
         return None
-    return ValidationCounts(samples=tally.samples, loss_sum=tally.loss_sum, confusion=tally.confusion)
+    return ValidationCounts(
+        samples=tally.samples,
+        loss_sum=tally.loss_sum,
+        loss_moments=tally.loss_moments,
+        confusion=tally.confusion,
+    )
 
 
 def _surest_places(wrong: Tensor, confidence: Tensor) -> list[int]:

@@ -83,7 +83,7 @@ class HarnessTasks:
                 {"tasks": tasks, "groups": {}, "group_map": {}},
                 samples={name: chosen[name] for name in tasks},
                 bootstrap_iters=0,
-                log_samples=False,
+                log_samples=True,
                 apply_chat_template=self._settings.chat,
             )
         metrics: dict[str, Mean] = {}
@@ -98,7 +98,12 @@ class HarnessTasks:
                         f"{FIELD}.tasks: {metric} of {name} is no mean over samples, so shards of it do not add up; "
                         "use one evaluator process"
                     )
-                metrics[metric_of(name, metric, kind)] = Mean(value * len(chosen[name]), len(chosen[name]))
+                # The samples' own values have a confidence interval, the value of the library alone has none.
+                metrics[metric_of(name, metric, kind)] = (
+                    Mean.from_samples(sample[metric] for sample in results["samples"][name] if sample["filter"] == kind)
+                    if metric in is_mean
+                    else Mean(value * len(chosen[name]), len(chosen[name]))
+                )
         return metrics
 
     def _samples(self, task: Any) -> range:

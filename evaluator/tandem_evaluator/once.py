@@ -124,6 +124,7 @@ def evaluate(
         "seconds": round(time.time() - started, 3),
         "metrics": merged.scores,
     }
+    answer |= {"intervals": merged.intervals} if merged.intervals else {}
     return answer | ({"note": merged.note} if merged.note else {})
 
 

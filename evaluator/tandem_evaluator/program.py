@@ -194,10 +194,12 @@ def _parts(report: Any) -> dict[str, Any]:
     confusion = None
     completions: list[Any] | None = None
     for name, value in report.items():
-        if isinstance(value, Mapping) and len(value) == 1:
-            ((reducer, content),) = value.items()
-        else:
-            reducer, content = "mean", [value, 1]
+        reducer, content, moments = "mean", [value, 1], None
+        if isinstance(value, Mapping):
+            moments = value.get("moments")
+            contents = [item for item in value.items() if item[0] != "moments"]
+            if len(contents) == 1:
+                ((reducer, content),) = contents
         if reducer == "confusion":
             if confusion is not None:
                 raise ValueError("it has more than one confusion matrix")
@@ -210,6 +212,7 @@ def _parts(report: Any) -> dict[str, Any]:
             completions = _completions(name, content)
         elif reducer in ("mean", "geometricMean") and isinstance(content, list) and len(content) == 2:
             parts[name] = {"reducer": reducer, "value": _number(name, content[0]), "count": _number(name, content[1])}
+            parts[name]["moments"] = moments
         elif reducer in ("sum", "max", "min"):
             parts[name] = {"reducer": reducer, "value": _number(name, content)}
         else:

@@ -13,14 +13,16 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.confidence import count_tied
 from tandem.job.resource import Evaluators
 from tandem.rundir import evaluations
 from tandem.rundir.durable import create_json, read_json, read_json_or_none, replace_json, sync_folder
 from tandem.rundir.evaluations import (
+    INTERVALS,
     METRICS,
     VALIDATION,
     Goal,
-    deciding_scores,
+    deciding_estimates,
     folder,
     merged_file,
     parse_final_file,
@@ -157,11 +159,18 @@ def best(results: Iterable[Merged], links: Chain, metric: str, goal: Goal) -> di
     """
     ranked = []
     for result in results:
-        scores = deciding_scores(result.model_dump(by_alias=True, include={METRICS, VALIDATION}))
+        estimates = deciding_estimates(result.model_dump(by_alias=True, include={METRICS, INTERVALS, VALIDATION}))
+        scores = {name: estimate.value for name, estimate in estimates.items()}
         rank_key = rank(scores, metric, goal, result.step, result.generation)
         if rank_key is not None and counts(links, result.reference):
-            ranked.append((rank_key, result))
+            ranked.append((rank_key, result, estimates[metric]))
     if not ranked:
         return None
-    _, winner = min(ranked, key=itemgetter(0))
-    return winner.reference.dump() | {"metric": metric, "value": winner.to_json()[METRICS][metric]}
+    first = min(ranked, key=itemgetter(0))
+    _, winner, estimate = first
+    body = winner.to_json()
+    content = winner.reference.dump() | {"metric": metric, "value": body[METRICS][metric]}
+    if (interval := evaluations.intervals(body).get(metric)) is not None:
+        content |= interval._asdict()
+    tied = count_tied(estimate, (entry[-1] for entry in ranked if entry is not first))
+    return content | ({} if tied is None else {"tied": tied})

@@ -14,11 +14,13 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from tandem.confidence import Interval, mean_interval, share_interval
 from tandem.evaluation import (
     MAX_BINS,
     MAX_CLASSES,
     MAX_COMPLETION,
     MAX_COMPLETIONS,
+    MAX_EXPONENT,
     MAX_METRICS,
     MAX_PROMPT,
     Confusion,
@@ -27,21 +29,26 @@ from tandem.evaluation import (
     Max,
     Mean,
     Min,
+    Moments,
     Sum,
     Value,
     added,
 )
 from tandem.formatting import count_noun
 from tandem.model import MetricName, Model, WholeNumber
-from tandem.rundir.evaluations import LOSS, METRICS, VALIDATION
+from tandem.rundir.evaluations import INTERVALS, LOSS, METRICS, VALIDATION
 from tandem.wire.status import CheckpointRef
 
 Count = Annotated[int, Field(ge=0)]
+MomentSums = Annotated[list[float], Field(min_length=8, max_length=8)] | None
+"""The fields of tandem.evaluation.Moments."""
+Ends = Annotated[list[float], Field(min_length=2, max_length=2)]
+"""The two ends of a confidence interval."""
+Intervals = dict[MetricName, Ends]
+"""95 % confidence intervals by metric, of those that have one (tandem.confidence)."""
 
 MAX_WRONG = 24
 """Maximum number of misclassified samples in a result: enough to look at, and a few hundred bytes."""
-MAX_EXPONENT = 709.0
-"""Largest exponent of e whose power fits into float64, rounded down."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
 
 
@@ -65,6 +72,8 @@ class ValidationCounts(Model):
     """Samples seen."""
     loss_sum: float | None
     """Sum of their cross entropies, nats; None if it is not finite."""
+    loss_moments: MomentSums = None
+    """Sums for the confidence interval of the loss; None if it is not finite."""
     confusion: list[list[Count]]
     """Confusion matrix, as that of the test data."""
 
@@ -93,9 +102,10 @@ class Result(Model):
         body = self.model_dump(mode="json", by_alias=True)
         if body.get(VALIDATION, body) is None:
             del body[VALIDATION]
-        for name in ("note", "weights"):
-            if not body[name]:
-                del body[name]
+        for part in (body, body.get(VALIDATION, {})):
+            for name in ("note", "weights", INTERVALS, "lossMoments"):
+                if name in part and part[name] in ("", {}, None):
+                    del part[name]
         return body
 
 
@@ -119,6 +129,8 @@ class Merged(Result):
 
     metrics: Any
     """Its scores."""
+    intervals: Intervals = {}
+    """Their confidence intervals."""
     started_at: float
     """Start of the first shard, seconds since the epoch."""
     finished_at: float
@@ -142,6 +154,8 @@ class ShardResult(Shard):
     """The misclassified samples with the highest confidence."""
     loss_sum: float | None
     """Sum of the samples' cross entropies, nats; None if it is not finite."""
+    loss_moments: MomentSums = None
+    """Sums for the confidence interval of the loss; None if it is not finite."""
     validation: ValidationCounts | None = None
     """Counts of the same shard of the validation data, if the job holds some out."""
 
@@ -164,6 +178,8 @@ class Validation(Model):
     """Samples seen."""
     metrics: Metrics
     """Its scores."""
+    intervals: Intervals = {}
+    """Their confidence intervals."""
 
 
 class MergedResult(Merged):
@@ -210,15 +226,18 @@ class MetricPart(Model):
     """Sum over the samples for `mean`, sum of their logarithms for `geometricMean`. None if it is not finite."""
     count: Annotated[float, Field(ge=0)] = 1.0
     """Number of samples of a mean, or the sum of their weights."""
+    moments: MomentSums = None
+    """Sums for the confidence interval of a mean."""
 
     def plain(self) -> Value:
         """The value as the program reported it, with NaN for one that is not finite."""
         value = math.nan if self.value is None else self.value
+        moments = _moments(self.moments)
         match self.reducer:
             case "mean":
-                return Mean(value, self.count)
+                return Mean(value, self.count, moments)
             case "geometricMean":
-                return GeometricMean(value, self.count)
+                return GeometricMean(value, self.count, moments)
             case "sum":
                 return Sum(value)
             case "max":
@@ -306,8 +325,10 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
     held_out = [result.validation for result in results if result.validation is not None]
     validation, deciding_metrics = None, metrics
     if len(held_out) == len(results):
-        count, _, deciding_metrics, _ = _totals(held_out)
-        validation = Validation(samples=count, metrics=deciding_metrics)
+        count, held_out_confusion, deciding_metrics, _ = _totals(held_out)
+        validation = Validation(
+            samples=count, metrics=deciding_metrics, intervals=_intervals(held_out, held_out_confusion)
+        )
     wrong = [sample for result in results for sample in result.wrong]
     return MergedResult(
         checkpoint=first.checkpoint,
@@ -319,6 +340,7 @@ def merge(results: Sequence[ShardResult]) -> MergedResult:
         wrong=surest(wrong),
         note="" if all(scores.loss is not None for scores in (metrics, deciding_metrics)) else NOT_FINITE,
         metrics=metrics,
+        intervals=_intervals(results, confusion),
         validation=validation,
         per_class_f1=per_class_f1,
         started_at=min(result.at - result.seconds for result in results),
@@ -337,6 +359,7 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
     first = results[0]
     notes: list[str] = []
     metrics: dict[str, float | None] = {}
+    intervals: Intervals = {}
     histograms: dict[str, Bins] = {}
     values = [result.values() for result in results]
     for name in dict.fromkeys(name for shard_values in values for name in shard_values):
@@ -345,6 +368,8 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
             histograms[name] = Bins.model_validate(combined.wire()["histogram"])
         else:
             metrics[name] = None if combined is None else _score(combined)
+            if isinstance(combined, Mean | GeometricMean) and metrics[name] is not None:
+                intervals |= _by_name(name, mean_interval(combined))
     matrices: list[Value] = [Confusion(result.confusion) for result in results if result.confusion]
     confusion: list[list[int]] | None = None
     per_class_f1 = None
@@ -354,6 +379,7 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
             confusion = counts.tolist()
             accuracy, macro_f1, per_class_f1 = scores(counts)
             metrics = {"accuracy": accuracy, "macroF1": macro_f1, **metrics}
+            intervals = {**_by_name("accuracy", accuracy_interval(counts)), **intervals}
         else:
             notes.append("its confusion matrix is empty")
     if metric in histograms:
@@ -368,6 +394,7 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
         generation=first.generation,
         weights=first.weights,
         metrics=metrics,
+        intervals=intervals,
         confusion=confusion,
         per_class_f1=per_class_f1,
         histograms=histograms or None,
@@ -431,6 +458,31 @@ def _totals(parts: Sequence[ShardResult | ValidationCounts]) -> tuple[int, np.nd
     assert isinstance(confusion, np.ndarray)
     accuracy, macro_f1, per_class_f1 = scores(confusion)
     return samples, confusion, Metrics(loss=loss, accuracy=accuracy, macro_f1=macro_f1), per_class_f1
+
+
+def _intervals(parts: Sequence[ShardResult | ValidationCounts], confusion: np.ndarray) -> Intervals:
+    """The confidence intervals of accuracy and loss, over all shards. Macro F1 has none: it is no mean over samples."""
+    means = [Mean(part.loss_sum or 0.0, part.samples, _moments(part.loss_moments)) for part in parts]
+    loss = added(means)
+    assert isinstance(loss, Mean)
+    return {**_by_name("accuracy", accuracy_interval(confusion)), **_by_name(LOSS, mean_interval(loss))}
+
+
+def _moments(sums: MomentSums) -> Moments | None:
+    return None if sums is None else Moments(*sums)
+
+
+def accuracy_interval(confusion: np.ndarray) -> Interval | None:
+    """The confidence interval of the accuracy.
+
+    Args:
+        confusion: [classes, classes] counts.
+    """
+    return share_interval(int(np.trace(confusion)), int(confusion.sum()))
+
+
+def _by_name(name: str, interval: Interval | None) -> Intervals:
+    return {} if interval is None else {name: list(interval)}
 
 
 def scores(confusion: np.ndarray) -> tuple[float, float, list[float | None]]:

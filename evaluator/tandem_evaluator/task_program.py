@@ -27,6 +27,7 @@ from tandem.evaluation import (
     Max,
     Mean,
     Min,
+    Moments,
     Sum,
     Value,
     added,
@@ -44,7 +45,7 @@ from tandem_trainer.data.feeding import Reading, read_sample
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language.completing import Completer, prompts_of
-from tandem_trainer.task import Task, name_of, task_in, tensors_of
+from tandem_trainer.task import Task, checked, name_of, task_in, tensors_of
 
 if TYPE_CHECKING:
     from tandem_evaluator.harness import HarnessTasks
@@ -93,7 +94,7 @@ class TaskEvaluation:
         checkpoint.scored = digest_of(memoryview(memory))
         load_weights(self._model, parse(memoryview(memory)))
         totals: dict[str, Value] = {}
-        loss: Value = Mean(0.0, 0)
+        loss: Value = Mean.from_samples([])
         with torch.inference_mode():
             for batch, samples in self._batches(checkpoint.shard, checkpoint.shards):
                 metrics = dict(self._metrics(batch))
@@ -165,12 +166,13 @@ class TaskEvaluation:
             UnusableTask: the reported loss is not a mean over the samples.
         """
         if reported is None:
-            return Mean(self._task.loss_sum(self._model, batch, samples).double().item(), samples)
+            return Mean.from_samples(checked(self._task, self._task.loss(self._model, batch), samples))
         place = f"{self._name}.metrics: {LOSS}"
         loss = _plain(place, reported)
         if not isinstance(loss, Mean) or loss.count != samples:
             raise UnusableTask(
-                f"{place} of {samples} samples is {_quoted(reported)}; return Mean(sum of losses, {samples})"
+                f"{place} of {samples} samples is {_quoted(reported)}; return Mean.from_samples(losses), with one loss "
+                "for each"
             )
         return loss
 
@@ -192,9 +194,10 @@ def _plain(place: str, value: Any) -> Value:
     """A metric with its tensors converted to plain numbers."""
     match value:
         case Mean():
-            return Mean(_number(place, value.total), _number(place, value.count))
+            return Mean(_number(place, value.total), _number(place, value.count), _moments(place, value.moments))
         case GeometricMean():
-            return GeometricMean(_number(place, value.log_total), _number(place, value.count))
+            total, count = _number(place, value.log_total), _number(place, value.count)
+            return GeometricMean(total, count, _moments(place, value.moments))
         case Sum() | Max() | Min():
             return type(value)(_number(place, value.value))
         case Confusion():
@@ -205,6 +208,10 @@ def _plain(place: str, value: Any) -> Value:
         f"{place} is {_quoted(value)}; return Mean(total, count), GeometricMean, Sum, Max, Min, Confusion or "
         "Histogram, which tell how to add up"
     )
+
+
+def _moments(place: str, moments: Moments | None) -> Moments | None:
+    return None if moments is None else Moments(*(_number(place, value) for value in moments))
 
 
 def _number(place: str, value: Any) -> float:

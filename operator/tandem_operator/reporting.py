@@ -373,7 +373,12 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _rounded_score(score: Score | None) -> Score | None:
-    return None if score is None else score.model_copy(update={"value": float(f"{score.value:.6g}")})
+    if score is None:
+        return None
+    numbers = {"value": score.value, "low": score.low, "high": score.high}
+    return score.model_copy(
+        update={name: float(f"{number:.6g}") for name, number in numbers.items() if number is not None}
+    )
 
 
 def _message(snapshot: Snapshot | None) -> str:

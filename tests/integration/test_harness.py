@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandem.confidence import mean_interval, share_interval
 from tandem.evaluation import Mean, added
 from tandem.job.language_evaluation import Harness
 from tandem_evaluator.harness import HarnessTasks, metric_of
@@ -76,6 +77,7 @@ def test_shards_of_a_task_add_up_to_one_pass_over_its_samples(folder: Path, task
     whole = subject.run(0, 1)["what_follows_acc"]
     assert whole.count == 7
     assert 0 <= whole.total <= 7
+    assert mean_interval(whole) == share_interval(whole.total, 7)
     assert added([subject.run(shard, 3)["what_follows_acc"] for shard in range(3)]) == whole
     assert subject.run(8, 9) == {}, "a shard without samples"
 

@@ -132,13 +132,15 @@ class CausalLM(Task[CausalLMConfig]):
         loss, as `loss` does."""
         logits, following = _predicted(model, batch)
         losses = F.cross_entropy(logits.transpose(1, 2), following, reduction="none")
-        nats = losses.double().sum()
-        right = (logits.argmax(dim=-1) == following).sum()
+        nats = losses.double().sum(dim=1)
+        right = (logits.argmax(dim=-1) == following).sum(dim=1)
+        lengths = self.tokenizer.lengths.to(following.device)[following].sum(dim=1)
+        tokens = [following.shape[1]] * len(following)
         return {
-            "loss": Mean(losses.mean(dim=1).sum().double(), len(following)),
-            "bitsPerByte": Mean(nats / math.log(2), self.tokenizer.lengths.to(following.device)[following].sum()),
-            "perplexity": GeometricMean(nats, following.numel()),
-            "accuracy": Mean(right, following.numel()),
+            "loss": Mean.from_samples(losses.mean(dim=1)),
+            "bitsPerByte": Mean.from_samples(nats / math.log(2), lengths),
+            "perplexity": GeometricMean.from_samples(nats, tokens),
+            "accuracy": Mean.from_samples(right, tokens),
         }
 
     def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from tandem.confidence import Estimate
 from tandem.job.stop_when import StopWhen
 from tandem.rundir.catalog import Lineage, Results
 from tandem.rundir.layout import RunDir
@@ -35,7 +36,7 @@ class ScoreWatch:
     def __init__(self, rundir: RunDir, clock: Callable[[], float] = time.monotonic) -> None:
         self._rundir, self._clock = rundir, clock
         self._results, self._lineage = Results(rundir), Lineage(rundir)
-        self._scores: dict[CheckpointRef, float | None] = {}
+        self._scores: dict[CheckpointRef, Estimate | None] = {}
         self._looked_at: float | None = None
         self._thread: threading.Thread | None = None
         self._is_needed = True
@@ -67,7 +68,7 @@ class ScoreWatch:
         self._lineage.look()
         for result, _ in self._results.new(time.time()):
             if not result.skipped:
-                self._scores[result.checkpoint] = result.deciding.get(metric)
+                self._scores[result.checkpoint] = result.estimates.get(metric)
         counting = sorted((ref for ref in self._scores if self._lineage.counts(ref)), key=lambda ref: ref.age)
         scores = ((ref.step, self._scores[ref]) for ref in counting)
         return rule.reason(scores, metric, "Maximize" if goal == "Maximize" else "Minimize")

@@ -17,7 +17,7 @@
 
         def metrics(self, model, batch):
             inputs, targets = batch
-            return {"absoluteError": Mean((model(inputs).squeeze(1) - targets).abs().sum(), len(targets))}
+            return {"absoluteError": Mean.from_samples((model(inputs).squeeze(1) - targets).abs())}
 
 A task owns no loop, no device, no process group and no file of the run. So all that Tandem does for training is the
 same for every task: exact data, saves, any number of ranks (tandem_trainer.train), evaluators
@@ -173,8 +173,8 @@ class Task(ABC, Generic[C]):
             model: model in evaluation mode, with the weights of a checkpoint, on the CPU. No gradients are computed.
 
         Returns:
-            By name: `Mean(total, count)`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They add
-            up, so scores depend neither on the size of a batch nor on the number of evaluators.
+            By name: `Mean.from_samples(values)`, `GeometricMean`, `Sum`, `Max`, `Min`, `Confusion` or `Histogram`. They
+            add up, so scores depend neither on the size of a batch nor on the number of evaluators.
         """
         return {}
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem.formatting import count_noun, metric_name, printable, score, size, utc_time
+from tandem.confidence import Interval
+from tandem.formatting import confidence, count_noun, metric_name, printable, score, size, utc_time
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.lineage import DatasetCommit, GenerationRecord, Origin
 from tandem_cli.checkpoints.inventory import Entry, Inventory
@@ -134,7 +135,7 @@ def _shortened(phrases: list[str]) -> list[str]:
 def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
     match entry.evaluation:
         case "evaluated":
-            scores = _scores(entry.metrics)
+            scores = _scores(entry.metrics, entry.intervals)
             samples = f" over {entry.evaluated_samples:,} samples" if entry.evaluated_samples else ""
             best = f"; the best {metric_name(inventory.metric)} there is" if entry.is_best else ""
             rows = [("evaluated", f"{scores}{samples}{best}")]
@@ -151,8 +152,11 @@ def _evaluation(entry: Entry, inventory: Inventory) -> list[tuple[str, str]]:
             return [("evaluated", "no: this job has no evaluators")]
 
 
-def _scores(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{metric_name(name)} {score(name, value)}" for name, value in metrics.items())
+def _scores(metrics: Mapping[str, float], intervals: Mapping[str, Interval] | None = None) -> str:
+    ends = intervals or {}
+    return ", ".join(
+        f"{metric_name(name)} {score(name, value)}{confidence(name, ends.get(name))}" for name, value in metrics.items()
+    )
 
 
 def _retained_for(entry: Entry, inventory: Inventory) -> str:

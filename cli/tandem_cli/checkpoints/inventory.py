@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from tandem.confidence import Estimate, Interval
 from tandem.job.resource import DistributedTrainingJob
 from tandem.model import whole_number
 from tandem.rundir import evaluations
@@ -68,6 +69,10 @@ class Entry:
     """Progress of its evaluation."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Scores on the test data."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """95 % confidence intervals of the scores on the test data, of those that have one."""
+    estimate: Estimate | None = None
+    """Score that decides the best checkpoint, with its confidence interval."""
     validation: Mapping[str, float] = field(default_factory=dict)
     """Scores on the validation data, which decide the best checkpoint; empty if none is held out."""
     rank: Rank | None = None
@@ -355,6 +360,8 @@ def _scored(entry: Entry, rundir: RunDir, job: DistributedTrainingJob | None, me
         entry,
         evaluation=progress,
         metrics=result.metrics if result else {},
+        intervals=result.intervals if result else {},
+        estimate=result.estimates.get(metric) if result else None,
         validation=result.validation if result else {},
         rank=result.rank(metric, direction(job, metric)) if result else None,
         evaluated_samples=whole_number(content.get("samples")),

@@ -14,7 +14,8 @@ from typing import Any
 
 from rich.text import Text
 
-from tandem.formatting import count_noun, elapsed, metric_name, one_line, score, size
+from tandem.confidence import count_tied
+from tandem.formatting import count_noun, elapsed, interval, metric_name, one_line, score, size, tied_with
 from tandem_cli.checkpoints.inventory import Entry, Inventory
 
 GAP = 2
@@ -158,6 +159,7 @@ def lines(inventory: Inventory, width: int | None) -> list[Text]:
         Column("SIZE", is_right=True, rank=1),
         Column("AGE", is_right=True, rank=1),
         Column(metric_name(inventory.metric).upper(), is_right=True),
+        *([Column("95 % INTERVAL", is_right=True, rank=1)] if _has_intervals(inventory) else []),
         Column("KEPT FOR", rank=2),
         Column("STATE"),
     ]
@@ -216,6 +218,7 @@ def entry_json(entry: Entry, metric: str) -> dict[str, Any]:
         "evaluation": entry.evaluation,
         "score": entry.metrics.get(metric),
         "metrics": dict(entry.metrics),
+        "intervals": {name: list(ends) for name, ends in entry.intervals.items()},
         "validation": dict(entry.validation) or None,
         "latest": entry.is_latest,
         "best": entry.is_best,
@@ -235,6 +238,7 @@ def _cells(entry: Entry, inventory: Inventory) -> list[Cell]:
         (size(entry.size), ""),
         (age(entry, inventory.now), ""),
         (_score(entry, inventory.metric), "bold green" if entry.is_best else ""),
+        *([(_interval(entry, inventory.metric), "dim")] if _has_intervals(inventory) else []),
         (retained_for(entry), "dim"),
         (state(entry), state_style),
     ]
@@ -244,6 +248,24 @@ def _score(entry: Entry, metric: str) -> str:
     if metric in entry.metrics:
         return score(metric, entry.metrics[metric]) + ("*" if entry.is_best else " ")
     return {"waits": "waits ", "begun": "begun ", "skipped": "skipped "}.get(entry.evaluation, "– ")
+
+
+def _has_intervals(inventory: Inventory) -> bool:
+    return any(inventory.metric in entry.intervals for entry in inventory.entries)
+
+
+def _interval(entry: Entry, metric: str) -> str:
+    return interval(metric, entry.intervals.get(metric)) or "–"
+
+
+def _tied(inventory: Inventory) -> str:
+    """Say whether the best checkpoint differs from the others by more than chance; empty if it is not known."""
+    best = next((entry for entry in inventory.counting if entry.is_best), None)
+    if best is None or best.estimate is None:
+        return ""
+    rivals = [entry.estimate for entry in inventory.counting if entry is not best and entry.estimate is not None]
+    count = count_tied(best.estimate, rivals)
+    return "" if count is None else f"{best.name} is {tied_with(count)}"
 
 
 def _totals(inventory: Inventory, width: int | None) -> list[Text]:
@@ -258,6 +280,8 @@ def _totals(inventory: Inventory, width: int | None) -> list[Text]:
     if inventory.free is not None:
         text += f"; {size(inventory.free)} free"
     lines = [*paragraph("total", text, width, indent=7)]
+    if tied := _tied(inventory):
+        lines += paragraph("note", tied, width, indent=7)
     if inventory.lost_best:
         missing = f"the best of the run, {inventory.lost_best}, no longer exists"
         lines += paragraph("note", missing, width, indent=7, style="yellow")

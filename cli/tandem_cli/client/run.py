@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from tandem.confidence import Interval
 from tandem.errors import UserError
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem.rundir.layout import RunDir, checkpoint_name
@@ -72,6 +73,8 @@ class CheckpointScores:
     """Scores on the test data, by metric."""
     validation: Mapping[str, float] = field(default_factory=dict)
     """Scores on the validation data, by metric; empty if none is held out."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """95 % confidence intervals of the scores on the test data, of those that have one."""
 
 
 class CheckpointHandle:
@@ -402,7 +405,9 @@ def _scores(checkpoint: "RunCheckpoint") -> CheckpointScores | None:
     evaluation = checkpoint.evaluation
     if evaluation is None:
         return None
-    return CheckpointScores(checkpoint.name, checkpoint.step, evaluation.metrics, evaluation.validation)
+    return CheckpointScores(
+        checkpoint.name, checkpoint.step, evaluation.metrics, evaluation.validation, evaluation.intervals
+    )
 
 
 def _is_reached(status: Status, until: Until | None) -> bool:

@@ -11,13 +11,14 @@ from rich.table import Table
 from rich.text import Text
 
 from tandem.errors import UserError
-from tandem.formatting import truncate_start
+from tandem.formatting import metric_name, truncate_start
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.report.comparison import (
     ComparisonRow,
     Outcome,
     best_label,
+    certainty,
     differences,
     outcome,
     rows,
@@ -85,9 +86,12 @@ def compare(
     width = console.width if console.is_terminal and output is not Output.WIDE else None
     if width is None:
         console.width = UNBOUNDED
-    console.print(_table(outcomes, rows(contents, outcomes), winner(contents, outcomes), width))
+    best = winner(contents, outcomes)
+    console.print(_table(outcomes, rows(contents, outcomes), best, width))
     if text := warning(contents):
         echo(text)
+    if best is not None and (clause := certainty(outcomes, best)):
+        echo(f"the best {metric_name(outcomes[best].metric)}, of {_titles(outcomes)[best]}, {clause}")
     for label, file in (("page", html), ("picture", png)):
         if file is not None:
             echo(f"{label:<9} {file}")

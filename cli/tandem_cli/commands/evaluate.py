@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from tandem.errors import UserError
-from tandem.formatting import duration, metric_name, score
+from tandem.formatting import confidence, duration, metric_name, score
 from tandem.processes.launch import evaluator_environment, module_command, program_command, with_run_dir
 from tandem.rundir.checkpoint import WEIGHTS
 from tandem_cli.bucket import checkpoint_files
@@ -135,19 +135,21 @@ def _lines(answer: Mapping[str, Any], is_other: bool) -> list[str]:
     name = answer["checkpoint"]
     if "failed" in answer:
         return [f"{name}  not evaluated: {answer['failed']}"]
-    lines = [f"{name}  {_scores(answer['metrics'])}  in {duration(answer['seconds'])}"]
+    scores = _scores(answer["metrics"], answer.get("intervals", {}))
+    lines = [f"{name}  {scores}  in {duration(answer['seconds'])}"]
     if note := answer.get("note"):
         lines.append(f"  {note}")
     if recorded := answer["recorded"]:
         same = {name: answer["metrics"].get(name) for name in recorded} == recorded
-        lines.append("  as recorded" if same else f"  recorded: {_scores(recorded)}")
+        lines.append("  as recorded" if same else f"  recorded: {_scores(recorded, {})}")
     elif not is_other:
         lines.append("  not recorded yet")
     return lines
 
 
-def _scores(metrics: Mapping[str, float | None]) -> str:
+def _scores(metrics: Mapping[str, float | None], intervals: Mapping[str, Sequence[float]]) -> str:
     return ", ".join(
         f"{metric_name(name)} {'not finite' if value is None else score(name, value)}"
+        f"{confidence(name, intervals.get(name))}"
         for name, value in metrics.items()
     )

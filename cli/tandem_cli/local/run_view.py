@@ -218,7 +218,15 @@ def _best(rundir: RunDir) -> Score | None:
     best = evaluations.best(rundir)
     if best is None or best.step is None or best.metric is None or best.value is None:
         return None
-    return Score(name=best.name, step=best.step, metric=best.metric, value=best.value)
+    return Score(
+        name=best.name,
+        step=best.step,
+        metric=best.metric,
+        value=best.value,
+        low=best.low,
+        high=best.high,
+        tied=best.tied,
+    )
 
 
 def _coordinator_records(path: Path) -> Iterator[EventRecord]:

@@ -6,6 +6,7 @@
     generations  the memberships of a run, and which steps the final model contains
     checkpoints  the checkpoints of a run and their evaluations
     run          a run as frozen values
+    by_class     the accuracy of each class: the newest checkpoint beside the best
     clock        the time axis, without the hours in which nothing ran
     summary      the key figures at the top of the page
     figures/     one module for each picture: values in, SVG out, by tandem_coordinator.charts

@@ -182,7 +182,8 @@ def _mark(
 def _evaluation(result: EvaluationResult, content: Mapping[str, Any]) -> RunEvaluation:
     return RunEvaluation(
         metrics={name: number(value) for name, value in mapping(content.get(METRICS)).items()},
-        deciding=dict(result.deciding),
+        intervals=dict(result.intervals),
+        estimates=dict(result.estimates),
         validation=dict(result.validation),
         samples=whole_number(content.get("samples")),
         per_class_f1=_column(content.get("perClassF1")),

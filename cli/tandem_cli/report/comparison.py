@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tandem.formatting import duration, metric_name, number, score, share
+from tandem.confidence import Estimate, Interval, count_tied
+from tandem.formatting import confidence, count_noun, duration, metric_name, number, score, share
 from tandem.job.secrecy import hide_secrets
 from tandem.model import Model
 from tandem.rundir.evaluations import direction
@@ -43,6 +44,8 @@ class Outcome:
     """Step of the best checkpoint."""
     score: float | None
     """Score of the best checkpoint on the test data."""
+    interval: Interval | None
+    """95 % confidence interval of that score; None if it is not known."""
     base: float | None
     """Score of the base model, if it was evaluated."""
     evaluated: int
@@ -72,6 +75,7 @@ def outcome(run: RunData, path: str) -> Outcome:
         best=run.best.name if run.best else "",
         best_step=run.best.step if run.best else None,
         score=best_score,
+        interval=run.best.evaluation.intervals.get(run.metric) if run.best and run.best.evaluation else None,
         base=run.base.evaluation.metrics.get(run.metric) if run.base and run.base.evaluation else None,
         evaluated=summary.evaluated,
         seconds=summary.seconds,
@@ -171,6 +175,27 @@ def winner(runs: Sequence[RunData], outcomes: Sequence[Outcome]) -> int | None:
     return holders[0] if len(holders) == 1 else None
 
 
+def certainty(outcomes: Sequence[Outcome], first: int) -> str:
+    """Say whether the best score differs from the others by more than chance, in words that follow "it"; empty if that
+    is not known.
+
+    Args:
+        first: the run with the best score.
+    """
+    estimates = {
+        place: Estimate(outcome.score, outcome.interval)
+        for place, outcome in enumerate(outcomes)
+        if outcome.score is not None
+    }
+    best = estimates.pop(first)
+    tied = count_tied(best, estimates.values())
+    if tied is None:
+        return ""
+    if not tied:
+        return "is ahead of all others by more than chance"
+    return f"differs from {count_noun(tied, 'other')} by no more than chance"
+
+
 def _fields(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
@@ -184,7 +209,9 @@ def _steps(outcome: Outcome) -> str:
 
 
 def _score(outcome: Outcome | None) -> str:
-    return NOT_SET if outcome is None or outcome.score is None else score(outcome.metric, outcome.score)
+    if outcome is None or outcome.score is None:
+        return NOT_SET
+    return score(outcome.metric, outcome.score) + confidence(outcome.metric, outcome.interval)
 
 
 def _base(outcome: Outcome | None) -> str:

@@ -8,7 +8,7 @@ from tandem.errors import UserError
 from tandem.formatting import count_noun, metric_name, printable, score
 from tandem.processes.distribution import version
 from tandem_cli.report import raster
-from tandem_cli.report.comparison import ComparisonRow, Outcome, best_label, warning, winner
+from tandem_cli.report.comparison import ComparisonRow, Outcome, best_label, certainty, warning, winner
 from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.page import DrawnPicture, document, figure
 from tandem_cli.report.run import RunData
@@ -70,6 +70,7 @@ class ComparisonPage:
         if self._best is not None and (value := self._outcomes[self._best].score) is not None:
             metric = self._outcomes[self._best].metric
             text += f" The best {metric_name(metric)} is {score(metric, value)}, of {self._titles[self._best]}."
+            text += f" It {clause}." if (clause := certainty(self._outcomes, self._best)) else ""
         return text
 
     def _finding(self) -> str:

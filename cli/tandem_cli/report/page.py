@@ -20,6 +20,7 @@ from tandem.formatting import (
     change,
     count_noun,
     duration,
+    interval,
     metric_columns,
     metric_name,
     metric_title,
@@ -29,14 +30,16 @@ from tandem.formatting import (
     score,
     share,
     size,
+    tied_with,
     utc_time,
 )
 from tandem.wire.ledger import PURPOSES, format_bucket, ledger_rows
 from tandem.wire.measures import Generation
 from tandem.wire.status import phase_word, trouble_messages
 from tandem.wire.wall_time import CAUSE_MEANINGS, CAUSE_NAMES, losses
+from tandem_cli.report.by_class import class_accuracies, newest_evaluated
 from tandem_cli.report.clock import Clock
-from tandem_cli.report.run import RunCheckpoint, RunData
+from tandem_cli.report.run import RunCheckpoint, RunData, ahead, tied_count
 from tandem_cli.report.summary import Summary
 from tandem_coordinator import charts
 from tandem_coordinator.charts import chart, completions
@@ -46,6 +49,9 @@ MAX_ROWS = 100
 
 MAX_ALIKE = 2
 """Equal rows that are shown one by one; more of them become one row."""
+
+MAX_CLASSES = 20
+"""Classes that are compared; of more, those that lost most."""
 
 MAX_EVENTS = 200
 """Events of the coordinator; of more the last are shown."""
@@ -83,6 +89,7 @@ def page(
         _nothing_yet(run, pictures),
         _completions(run),
         _checkpoints(run, clock),
+        _by_class(run),
         _generations(run, clock),
         _wall_time(run),
         _ledger(run),
@@ -196,7 +203,8 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
             "best",
             f"Best test {metric_name(run.metric)}",
             score(run.metric, best.metrics[run.metric]),
-            f"at step {run.best.step:,}{on_validation(run.metric, best.validation)}",
+            f"at step {run.best.step:,}{on_validation(run.metric, best.validation)}"
+            + "".join(f" · {text}" for text in _certainty(run) if text),
         )
         if best and run.best
         else ("", unscored, "–", "nothing evaluated")
@@ -233,6 +241,12 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
 
 
+def _certainty(run: RunData) -> tuple[str, str]:
+    """The confidence interval of the best score, and how many other checkpoints are tied with it, in words."""
+    intervals = run.best.evaluation.intervals if run.best and run.best.evaluation else {}
+    return interval(run.metric, intervals.get(run.metric)), tied_with(tied_count(run))
+
+
 def says_nothing(run: RunData) -> bool:
     """Whether the run is of a script that logs no steps."""
     return run.job is not None and run.job.spec.trainer.command is not None and not len(run.model_steps)
@@ -261,28 +275,86 @@ def _nothing_yet(run: RunData, pictures: Sequence[DrawnPicture]) -> str:
     return '<section><p class="finding">Nothing was logged yet: no step, no evaluation, no processor use.</p></section>'
 
 
+class _Columns(NamedTuple):
+    """The columns of the table of checkpoints that not every run has."""
+
+    other_metrics: Sequence[str]
+    """Metrics besides the deciding one."""
+    holds_out: bool
+    """Whether there are scores on validation data."""
+    has_intervals: bool
+    """Whether the deciding metric has confidence intervals."""
+    ahead: frozenset[str]
+    """Names of the checkpoints that were better than each before them by more than chance."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """The cells of a checkpoint without scores."""
+        return ["–"] * (1 + self.has_intervals + self.holds_out + len(self.other_metrics))
+
+
 def _checkpoints(run: RunData, clock: Clock) -> str:
     if not run.checkpoints:
         return ""
     best = run.best
     visible = _last(run.checkpoints, [c for c in run.checkpoints if c is best or c.bad])
-    holds_out = any(c.evaluation and c.evaluation.validation for c in run.checkpoints)
+    evaluated = [c.evaluation for c in run.checkpoints if c.evaluation]
     scored = [*run.checkpoints, *([run.base] if run.base is not None else [])]
     compared = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else ()
     metric, *other_metrics = metric_columns(
         run.metric, (c.evaluation.metrics for c in scored if c.evaluation), compared
     )
-    rows = _base_model(run.base, run.metric, other_metrics, holds_out) if run.base is not None else ""
-    rows += "".join(_alike(alike, run, clock, other_metrics, holds_out) for alike in _folded(visible, best, clock))
+    columns = _Columns(
+        other_metrics,
+        holds_out=any(evaluation.validation for evaluation in evaluated),
+        has_intervals=any(run.metric in evaluation.intervals for evaluation in evaluated),
+        ahead=ahead(run),
+    )
+    rows = _base_model(run.base, run.metric, columns) if run.base is not None else ""
+    rows += "".join(_alike(alike, run, clock, columns) for alike in _folded(visible, best, clock))
     heads = _heads(
         # Scores first: a phone shows the first columns.
-        ("Step", True), ("At", True), (metric_title(metric), True), *([("Validation", True)] if holds_out else []),
+        ("Step", True), ("At", True), (metric_title(metric), True),
+        *([("95 % interval", True)] if columns.has_intervals else []),
+        *([("Validation", True)] if columns.holds_out else []),
         *((metric_title(other), True) for other in other_metrics), ("Generation", True), ("Size", True),
         ("Stall", True), ("Commit", True), ("Evaluation", False),
     )  # fmt: skip
     return (
         f"<section><h2>Checkpoints</h2>{_omitted(len(run.checkpoints) - len(visible))}"
         f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div>{_unsaved(run)}</section>'
+    )
+
+
+def _by_class(run: RunData) -> str:
+    """The accuracy of each class: the newest checkpoint beside the best."""
+    classes, newest = class_accuracies(run), newest_evaluated(run)
+    if not classes or newest is None or run.best is None:
+        return ""
+    regressions = [row.name for row in classes if row.is_regression]
+    finding = (
+        f"Of {count_noun(len(classes), 'class', 'classes')}, {len(regressions) or 'none'} became worse by more than "
+        f"chance since step {run.best.step:,}{': ' if regressions else ''}{', '.join(regressions[:MAX_CLASSES])}."
+    )
+    mark = '<span class="bad">worse</span>'
+    rows = "".join(
+        f"<tr><td>{escape(row.name)}</td>"
+        + _cells(
+            f"{row.samples:,}",
+            score("accuracy", row.best.value),
+            score("accuracy", row.newest.value),
+            change("accuracy", row.best.value, row.newest.value),
+        )
+        + f"<td>{mark if row.is_regression else ''}</td></tr>"
+        for row in classes[:MAX_CLASSES]
+    )
+    heads = _heads(
+        ("Class", False), ("Samples", True), (f"Step {run.best.step:,}, the best", True),
+        (f"Step {newest.step:,}, the newest", True), ("Change", True), ("By more than chance", False),
+    )  # fmt: skip
+    return (
+        f'<section><h2>Classes since the best checkpoint</h2><p class="finding">{escape(finding)}</p>'
+        f'<div class="scroll"><table><thead>{heads}</thead><tbody>{rows}</tbody></table></div></section>'
     )
 
 
@@ -305,17 +377,14 @@ def _folded(
             yield from ([checkpoint] for checkpoint in alike)
 
 
-def _alike(
-    alike: Sequence[RunCheckpoint], run: RunData, clock: Clock, other_metrics: Sequence[str], holds_out: bool
-) -> str:  # fmt: skip
+def _alike(alike: Sequence[RunCheckpoint], run: RunData, clock: Clock, columns: _Columns) -> str:
     """The row of one checkpoint, or of several with the same outcome."""
     first, last = alike[0], alike[-1]
     if first is last:
-        return _checkpoint(first, run, clock, other_metrics, first is run.best, holds_out)
-    scores = ["–"] * (1 + holds_out + len(other_metrics))
+        return _checkpoint(first, run, clock, columns)
     return (
         f'<tr class="{"" if first.counts else "off"}">'
-        + _cells(f"{first.step:,} to {last.step:,}", _age(first, clock), *scores, *["–"] * 4)
+        + _cells(f"{first.step:,} to {last.step:,}", _age(first, clock), *columns.unknown, *["–"] * 4)
         + f'<td class="long">{count_noun(len(alike), "checkpoint")}: {_fate(first, clock)}</td></tr>'
     )
 
@@ -324,13 +393,13 @@ def _age(checkpoint: RunCheckpoint, clock: Clock) -> str:
     return duration(clock.since_start(checkpoint.written_at)) if checkpoint.written_at is not None else "–"
 
 
-def _checkpoint(
-    checkpoint: RunCheckpoint, run: RunData, clock: Clock, other_metrics: Sequence[str], best: bool, holds_out: bool
-) -> str:
+def _checkpoint(checkpoint: RunCheckpoint, run: RunData, clock: Clock, columns: _Columns) -> str:
     metrics = checkpoint.evaluation.metrics if checkpoint.evaluation else {}
     validation = checkpoint.evaluation.validation if checkpoint.evaluation else {}
     base = run.base.evaluation.metrics if run.base is not None and run.base.evaluation else {}
-    kind = "best" if best else "off" if not checkpoint.counts else ""
+    intervals = checkpoint.evaluation.intervals if checkpoint.evaluation else {}
+    kind = "best" if checkpoint is run.best else "off" if not checkpoint.counts else ""
+    ahead = ", better than all before" if checkpoint.counts and checkpoint.name in columns.ahead else ""
     file = f"{escape(checkpoint.path)}: " if checkpoint.path else ""
     return (
         f'<tr class="{kind}">'
@@ -338,21 +407,28 @@ def _checkpoint(
             f"{checkpoint.step:,}",
             _age(checkpoint, clock),
             _score(run.metric, metrics, base),
-            *([score(run.metric, validation[run.metric]) if run.metric in validation else "–"] if holds_out else []),
-            *(_score(other, metrics, base) for other in other_metrics),
+            *([interval(run.metric, intervals.get(run.metric)) or "–"] if columns.has_intervals else []),
+            *([_score(run.metric, validation, {})] if columns.holds_out else []),
+            *(_score(other, metrics, base) for other in columns.other_metrics),
             "–" if checkpoint.generation is None else f"{checkpoint.generation}",
             size(checkpoint.size),
             duration(checkpoint.stall_seconds),
             duration(checkpoint.commit_seconds),
         )
-        + f'<td class="long">{file}{_fate(checkpoint, clock)}</td></tr>'
+        + f'<td class="long">{file}{_fate(checkpoint, clock)}{ahead}</td></tr>'
     )
 
 
-def _base_model(base: RunCheckpoint, metric: str, other_metrics: Sequence[str], holds_out: bool) -> str:
+def _base_model(base: RunCheckpoint, metric: str, columns: _Columns) -> str:
     """The row of the base model."""
     metrics = base.evaluation.metrics if base.evaluation else {}
-    scores = [_score(metric, metrics, {}), *["–"] * holds_out, *(_score(other, metrics, {}) for other in other_metrics)]
+    intervals = base.evaluation.intervals if base.evaluation else {}
+    scores = [
+        _score(metric, metrics, {}),
+        *([interval(metric, intervals.get(metric)) or "–"] if columns.has_intervals else []),
+        *["–"] * columns.holds_out,
+        *(_score(other, metrics, {}) for other in columns.other_metrics),
+    ]
     fate = "evaluated" if base.evaluation else base.skipped or ""
     return "<tr>" + _cells("base model", "–", *scores, *["–"] * 4) + f'<td class="long">{escape(fate)}</td></tr>'
 

@@ -11,9 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from tandem.confidence import Estimate, Interval, count_tied, steps_forward
 from tandem.evaluation import Completions, Histogram
 from tandem.job.resource import DistributedTrainingJob
 from tandem.model import MAX_TIMESTAMP
+from tandem.rundir.evaluations import direction
 from tandem.wire.ledger import Ledger
 from tandem.wire.measures import Generation
 from tandem.wire.status import Troubles
@@ -145,8 +147,10 @@ class RunEvaluation:
 
     metrics: dict[str, float]
     """Scores on the test data."""
-    deciding: dict[str, float] = field(default_factory=dict)
-    """Scores that rank it: on the validation data, if the job holds some out."""
+    intervals: dict[str, Interval] = field(default_factory=dict)
+    """95 % confidence intervals of the scores on the test data, of those that have one."""
+    estimates: dict[str, Estimate] = field(default_factory=dict)
+    """Scores that rank it, with their confidence intervals: on the validation data, if the job holds some out."""
     validation: dict[str, float] = field(default_factory=dict)
     """Scores on the validation data; empty if none is held out."""
     samples: int | None = None
@@ -163,6 +167,11 @@ class RunEvaluation:
     """Start of the first shard."""
     finished_at: float | None = None
     """Time of the merged result."""
+
+    @property
+    def deciding(self) -> dict[str, float]:
+        """Scores that rank it."""
+        return {name: estimate.value for name, estimate in self.estimates.items()}
 
 
 @dataclass(frozen=True)
@@ -290,6 +299,30 @@ def with_histograms(run: RunData) -> RunCheckpoint | None:
     evaluated = [checkpoint for checkpoint in run.checkpoints if checkpoint.evaluation and checkpoint.counts]
     choice = run.best or (evaluated[-1] if evaluated else None)
     return choice if choice and choice.evaluation and choice.evaluation.histograms else None
+
+
+def tied_count(run: RunData) -> int | None:
+    """Count the checkpoints whose score does not differ from that of the best by more than chance; None if that is not
+    known."""
+    estimates = {id(checkpoint): estimate for checkpoint, estimate in _estimates(run)}
+    best = estimates.pop(id(run.best), None)
+    return None if best is None else count_tied(best, estimates.values())
+
+
+def ahead(run: RunData) -> frozenset[str]:
+    """Names of the checkpoints that were better than each before them by more than chance."""
+    checkpoints = _estimates(run)
+    forward = steps_forward([estimate for _, estimate in checkpoints], direction(run.job, run.metric))
+    return frozenset(c.name for (c, _), is_forward in zip(checkpoints, forward, strict=True) if is_forward)
+
+
+def _estimates(run: RunData) -> list[tuple[RunCheckpoint, Estimate]]:
+    """The checkpoints that count and have a score, by step."""
+    return [
+        (checkpoint, checkpoint.evaluation.estimates[run.metric])
+        for checkpoint in run.checkpoints
+        if checkpoint.counts and checkpoint.evaluation and run.metric in checkpoint.evaluation.estimates
+    ]
 
 
 MAX_FLOAT32 = 3.5e38

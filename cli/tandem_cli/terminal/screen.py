@@ -292,7 +292,10 @@ def _best(status: Status, room: _Room) -> Text:
     best = status.best_checkpoint
     if best is not None:
         score = _score(best, room)
-        return Text.assemble((score, "green"), (_base_score(best, status, room.values - len(score)), "dim"))
+        more = _base_score(best, status, room.values - len(score))
+        certainty = formatting.confidence(best.metric, (best.low, best.high), best.tied)
+        more += certainty if len(score + more + certainty) <= room.values else ""
+        return Text.assemble((score, "green"), (more, "dim"))
     base = next(iter(status.against_base), None)
     if base is None:
         return Text("none yet", "dim")

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from tandem.formatting import count_noun, elapsed, metric_name, number, one_line, score
+from tandem.formatting import confidence, count_noun, elapsed, metric_name, number, one_line, score
 from tandem.model import whole_number
 from tandem.rundir import against_base, evaluations, watched
 from tandem.rundir.durable import read_json_or_none
@@ -61,6 +61,10 @@ class RunResult:
     """Checkpoints that the program of `evaluators.command` could not evaluate."""
     left: int = 0
     """Committed checkpoints that are neither evaluated, skipped nor failed."""
+    interval: tuple[float | None, float | None] | None = None
+    """95 % confidence interval of `value`."""
+    tied: int | None = None
+    """Number of other checkpoints that do not differ from the best by more than chance; None if it is not known."""
     against_base: list[Compared] = field(default_factory=list)
     """Metrics of the base model beside those of the best checkpoint; empty if it was not evaluated."""
     troubles: Troubles | None = None
@@ -94,6 +98,8 @@ def result(run_dir: RunDir) -> RunResult:
         best_path=str(best_path.relative_to(run_dir.path)) if best_path else "",
         metric=(best and best.metric) or "",
         value=best.value if best else None,
+        interval=(best.low, best.high) if best else None,
+        tied=best.tied if best else None,
         evaluated=sum(not word.is_note for word in last_words),
         skipped=sum(word.is_note and not word.is_failure for word in last_words),
         failed=sum(word.is_failure for word in last_words),
@@ -246,7 +252,8 @@ def complete(
     if result.value is not None:
         overwritten = f"{result.best}, which your script has overwritten or deleted"
         rows.append(("best", f"{path}/{result.best_path}" if result.best_path else overwritten))
-        rows.append(("", f"{metric_name(result.metric)} {score(result.metric, result.value)}"))
+        certainty = confidence(result.metric, result.interval, result.tied)
+        rows.append(("", f"{metric_name(result.metric)} {score(result.metric, result.value)}{certainty}"))
     if result.against_base:
         rows.append(("base model", against_base.format_comparisons(result.against_base)))
     if evaluates:

@@ -236,7 +236,9 @@ def _processors(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _score(score: Score) -> str:
-    return f"{score.name} · {metric_name(score.metric)} {formatting.score(score.metric, score.value)}"
+    value = formatting.score(score.metric, score.value)
+    certainty = formatting.confidence(score.metric, (score.low, score.high), score.tied)
+    return f"{score.name} · {metric_name(score.metric)} {value}{certainty}"
 
 
 def _conditions(status: Status, width: int | None, now: float) -> list[Text]:

@@ -5,9 +5,10 @@ converts them to its own time zone. No part has a style or a script of its own, 
 """
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
+from typing import NamedTuple
 
 from tandem.formatting import (
     change,
@@ -15,6 +16,7 @@ from tandem.formatting import (
     count_noun,
     duration,
     elapsed,
+    interval,
     metric_columns,
     metric_name,
     metric_title,
@@ -24,12 +26,13 @@ from tandem.formatting import (
     score,
     share,
     size,
+    tied_with,
     truncate_end,
     utc_time,
 )
 from tandem.rundir.catalog import EvaluationResult
 from tandem.wire.measures import Generation
-from tandem.wire.status import MemberView, Snapshot, Status, phase_word, trouble_messages
+from tandem.wire.status import MemberView, Score, Snapshot, Status, phase_word, trouble_messages
 from tandem_coordinator.charts import completions, with_difference
 from tandem_coordinator.charts.chart import Viewport
 from tandem_coordinator.page import pictures
@@ -147,7 +150,9 @@ def _tile_list(status: Status, timeline: Timeline | None) -> str:
             "best",
             f"Best test {metric_name(best.metric)}" if best else "Best score",
             score(best.metric, best.value) if best else "–",
-            f"at step {best.step:,}{_on_validation(status, timeline)}" if best else "nothing evaluated yet",
+            f"at step {best.step:,}{_on_validation(status, timeline)}{_certainty(best)}"
+            if best
+            else "nothing evaluated yet",
         ),
         ("", "Training loss", number(status.loss), ""),
         ("", "Throughput", number(status.throughput), f"samples a second{_tokens(status, timeline)}"),
@@ -192,6 +197,12 @@ def _on_validation(status: Status, timeline: Timeline | None) -> str:
     results = timeline.results.items()
     scores = next((result.validation for key, result in results if _is_best(key, status, timeline)), {})
     return on_validation(status.best_checkpoint.metric, scores)
+
+
+def _certainty(best: Score) -> str:
+    """The confidence interval of the best score, and how many other checkpoints are tied with it, as a suffix."""
+    texts = interval(best.metric, (best.low, best.high)), tied_with(best.tied)
+    return "".join(f" · {text}" for text in texts if text)
 
 
 def _use_tile(gpu: float | None, trainer: float | None, evaluator: float | None) -> tuple[str, str, str, str]:
@@ -279,6 +290,21 @@ def _generation(generation: Generation, is_newest: bool) -> str:
     )
 
 
+class _Columns(NamedTuple):
+    """The columns of the table of checkpoints that not every run has."""
+
+    metric: str
+    """The deciding metric."""
+    other_metrics: Sequence[str]
+    """Metrics besides it."""
+    holds_out: bool
+    """Whether there are scores on validation data."""
+    has_intervals: bool
+    """Whether the deciding metric has confidence intervals."""
+    ahead: Container[Key]
+    """The checkpoints that were better than each before them by more than chance."""
+
+
 def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     if timeline is None or not (timeline.saves or timeline.results):
         if status.latest_checkpoint is not None:
@@ -290,16 +316,23 @@ def _checkpoints(status: Status, timeline: Timeline | None) -> str:
     metric = scored_checkpoint.metric if scored_checkpoint is not None else timeline.metric
     shown_keys = keys[:MAX_CHECKPOINTS]
     shown_keys += [key for key in keys[MAX_CHECKPOINTS:] if _is_best(key, status, timeline)][:1]
-    holds_out = any(result.validation for result in timeline.results.values())
     base = timeline.base
     results = [*timeline.results.values(), *([base] if base is not None else [])]
     metric, *other_metrics = metric_columns(
         metric, (result.metrics for result in results), base.metrics if base else ()
     )
-    rows = "".join(_checkpoint(key, metric, other_metrics, status, timeline, holds_out) for key in shown_keys)
-    rows += _base_model(base, metric, other_metrics, holds_out) if base is not None else ""
+    columns = _Columns(
+        metric,
+        other_metrics,
+        holds_out=any(result.validation for result in results),
+        has_intervals=any(metric in result.intervals for result in results),
+        ahead=timeline.ahead(metric),
+    )
+    rows = "".join(_checkpoint(key, columns, status, timeline) for key in shown_keys)
+    rows += _base_model(base, columns) if base is not None else ""
     heads = _header_row(("Step", True), ("At", True), (metric_title(metric), True),
-                   *([("Validation", True)] if holds_out else []),
+                   *([("95 % interval", True)] if columns.has_intervals else []),
+                   *([("Validation", True)] if columns.holds_out else []),
                    *((metric_title(name), True) for name in other_metrics),
                    ("Size", True), ("Stall", True), ("Generation", True), ("Evaluation", False))  # fmt: skip
     return _table(heads, rows) + _omitted_note(len(keys) - len(shown_keys))
@@ -310,42 +343,43 @@ def _is_best(key: Key, status: Status, timeline: Timeline) -> bool:
     return best is not None and result is not None and key[0] == best.name and timeline.counts(result.checkpoint)
 
 
-def _checkpoint(
-    key: Key, metric: str, other_metrics: Sequence[str], status: Status, timeline: Timeline, holds_out: bool
-) -> str:
+def _checkpoint(key: Key, columns: _Columns, status: Status, timeline: Timeline) -> str:
     save, result = timeline.saves.get(key), timeline.results.get(key)
     reference = save.checkpoint if save else result.checkpoint if result else None
     assert reference is not None, "a key is of one of the two"
     counting = timeline.counts(reference)
-    metrics = result.metrics if result else {}
+    metric, metrics = columns.metric, result.metrics if result else {}
     base = timeline.base.metrics if timeline.base is not None else {}
-    validation = result.validation.get(metric) if result else None
+    validation, intervals = (result.validation, result.intervals) if result else ({}, {})
+    state = _evaluation_state(result, counting, status) + (", better than all before" if key in columns.ahead else "")
     kind = "best" if _is_best(key, status, timeline) else "" if counting else "off"
     return (
         f'<tr class="{kind}">'
         + _number(f"{reference.step:,}")
         + f'<td class="n">{_time(save.saved_at) if save else "–"}</td>'
         + _number(_score(metric, metrics, base))
-        + (_number("–" if validation is None else score(metric, validation)) if holds_out else "")
-        + "".join(_number(_score(other, metrics, base)) for other in other_metrics)
+        + (_number(interval(metric, intervals.get(metric)) or "–") if columns.has_intervals else "")
+        + (_number(_score(metric, validation, {})) if columns.holds_out else "")
+        + "".join(_number(_score(other, metrics, base)) for other in columns.other_metrics)
         + _number(size(save.size if save else None))
         + _number(duration(save.stall_seconds if save else None))
         + _number(str(reference.generation))
-        + _cell(_evaluation_state(result, counting, status))
+        + _cell(state)
         + "</tr>"
     )
 
 
-def _base_model(result: EvaluationResult, metric: str, other_metrics: Sequence[str], holds_out: bool) -> str:
+def _base_model(result: EvaluationResult, columns: _Columns) -> str:
     """The table row of the base model."""
-    unknown = _number("–")
+    unknown, metric = _number("–"), columns.metric
     return (
         "<tr>"
         + _cell("base model")
         + unknown
         + _number(_score(metric, result.metrics, {}))
-        + unknown * holds_out
-        + "".join(_number(_score(other, result.metrics, {})) for other in other_metrics)
+        + (_number(interval(metric, result.intervals.get(metric)) or "–") if columns.has_intervals else "")
+        + unknown * columns.holds_out
+        + "".join(_number(_score(other, result.metrics, {})) for other in columns.other_metrics)
         + unknown * 3
         + _cell(result.skipped or "evaluated")
         + "</tr>"

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import zip_longest
 
+from tandem.confidence import steps_forward
 from tandem.evaluation import Completions, Histogram
 from tandem.rundir import catalog, evaluations, records
 from tandem.rundir.catalog import EvaluationResult, Lineage, Results
+from tandem.rundir.evaluations import Goal
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, TRAINING, AnyRecord, CoordinatorRecord, TrainingRecord
@@ -164,6 +166,14 @@ class Timeline:
         except (OSError, ValueError):
             return "accuracy"
 
+    @cached_property
+    def goal(self) -> Goal:
+        """Whether a higher or a lower score is better."""
+        try:
+            return self.rundir.read_job().spec.evaluation.direction
+        except (OSError, ValueError):
+            return evaluations.direction(None, self.metric)
+
     @property
     def generations(self) -> dict[int, Generation]:
         """The generations by number, oldest first: the newest MAX_GENERATIONS."""
@@ -195,6 +205,16 @@ class Timeline:
     def counts(self, checkpoint: CheckpointRef) -> bool:
         """Whether a checkpoint counts; without records that say otherwise, it does."""
         return not self._lineage.is_known or self._lineage.counts(checkpoint)
+
+    def ahead(self, metric: str) -> set[Key]:
+        """The checkpoints that were better than each before them by more than chance."""
+        scored = [
+            (key, result.estimates[metric])
+            for key, result in sorted(self.results.items())
+            if metric in result.estimates and self.counts(result.checkpoint)
+        ]
+        forward = steps_forward([estimate for _, estimate in scored], self.goal)
+        return {key for (key, _), is_forward in zip(scored, forward, strict=True) if is_forward}
 
     def _update_results(self) -> None:
         for result, _ in self._results.new(time.time()):

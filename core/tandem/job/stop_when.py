@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from tandem.confidence import Estimate, differ
 from tandem.formatting import count_noun, metric_name, number, score
 from tandem.job.tasks import Positive
 from tandem.model import Model, Rule
@@ -20,6 +21,9 @@ class StopWhen(Model):
     """This many checkpoints were evaluated one after the other without a better score."""
     min_improvement: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Difference above which a score is better, for noBetterFor."""
+    beyond_chance: bool = False
+    """Whether a score is better, for noBetterFor, only if it differs by more than chance, as far as its confidence
+    interval is known."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(
@@ -31,7 +35,7 @@ class StopWhen(Model):
     )
 
     def reason(
-        self, scores: Iterable[tuple[int, float | None]], metric: str, goal: Literal["Maximize", "Minimize"]
+        self, scores: Iterable[tuple[int, Estimate | None]], metric: str, goal: Literal["Maximize", "Minimize"]
     ) -> str:
         """Return the reason to end training, as a clause; empty if there is none.
 
@@ -39,22 +43,30 @@ class StopWhen(Model):
             scores: step and score of the checkpoints that count, oldest first; None: it is not finite.
         """
         sign = 1.0 if goal == "Maximize" else -1.0
-        best: tuple[int, float] | None = None
+        best: tuple[int, Estimate] | None = None
         waited = 0
-        for step, value in scores:
-            if value is None:
+        for step, estimate in scores:
+            if estimate is None:
                 waited += 1
                 continue
+            value = estimate.value
             if self.reaches is not None and sign * value >= sign * self.reaches:
                 return f"{metric_name(metric)} is {score(metric, value)} at step {number(step)}"
-            if best is None or sign * (value - best[1]) > self.min_improvement:
-                best, waited = (step, value), 0
+            if best is None or (
+                sign * (value - best[1].value) > self.min_improvement and self._differ(best[1], estimate)
+            ):
+                best, waited = (step, estimate), 0
             else:
                 waited += 1
         if best is None or self.no_better_for is None or waited < self.no_better_for:
             return ""
-        step, value = best
+        step, estimate = best
+        chance = ", by more than chance," if self.beyond_chance else ""
         return (
-            f"{metric_name(metric)} has not become better than {score(metric, value)} (step {number(step)}) in "
-            f"{count_noun(waited, 'evaluation')}"
+            f"{metric_name(metric)} has not become better than {score(metric, estimate.value)} (step {number(step)})"
+            f"{chance} in {count_noun(waited, 'evaluation')}"
         )
+
+    def _differ(self, best: Estimate, other: Estimate) -> bool:
+        is_known = best.interval is not None and other.interval is not None
+        return not (self.beyond_chance and is_known) or differ(best, other)

@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tandem.confidence import Estimate, Interval
 from tandem.model import finite
 from tandem.rundir import evaluations
 from tandem.rundir.durable import list_folder, read_json_or_none
@@ -27,8 +28,9 @@ from tandem.rundir.evaluations import (
     FinalFile,
     Goal,
     Rank,
-    deciding_scores,
+    deciding_estimates,
     held_out,
+    intervals,
     parse_final_file,
     rank,
     scores,
@@ -58,14 +60,21 @@ class EvaluationResult:
     """Whether it is not evaluated because its evaluation failed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The finite scores on the test data, by metric."""
-    deciding: Mapping[str, float] = field(default_factory=dict)
-    """The scores that decide which checkpoint is the best."""
+    intervals: Mapping[str, Interval] = field(default_factory=dict)
+    """The confidence intervals of the scores on the test data, of those that have one."""
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    """The scores that decide which checkpoint is the best, with their confidence intervals."""
     validation: Mapping[str, float] = field(default_factory=dict)
     """The scores on the validation data; empty where none is held out."""
     finished_at: float | None = None
     """Seconds since the epoch."""
     has_completions: bool = False
     """Whether its file contains completions of a language model."""
+
+    @property
+    def deciding(self) -> dict[str, float]:
+        """The scores that decide which checkpoint is the best."""
+        return {name: estimate.value for name, estimate in self.estimates.items()}
 
     def rank(self, metric: str, goal: Goal) -> Rank | None:
         """The rank among other checkpoints; None if this one cannot become the best."""
@@ -99,7 +108,8 @@ def read_result(file: FinalFile) -> tuple[EvaluationResult, Mapping[str, Any]] |
     return EvaluationResult(
         checkpoint=reference,
         metrics=scores(content),
-        deciding=deciding_scores(content),
+        intervals=intervals(content),
+        estimates=deciding_estimates(content),
         validation=held_out(content),
         finished_at=finite(content.get("finishedAt")),
         has_completions=bool(content.get(COMPLETIONS)),

@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import ValidationError
 
+from tandem.confidence import Estimate, Interval
 from tandem.evaluation import Completions, Histogram
 from tandem.job.resource import DistributedTrainingJob
 from tandem.job.tasks import GOALS
@@ -66,6 +67,11 @@ class Best(Model):
     """The metric by which it is the best."""
     value: Number = None
     """The value of that metric on the test data."""
+    low: Number = None
+    high: Number = None
+    """Its 95 % confidence interval; None if it is not known."""
+    tied: Count = None
+    """Number of other checkpoints whose deciding score does not differ by more than chance; None if it is not known."""
 
 
 def best(rundir: RunDir) -> Best | None:
@@ -150,6 +156,8 @@ Goal = Literal["Maximize", "Minimize"]
 METRICS, VALIDATION = "metrics", "validation"
 """Keys of a merged result: the scores on the test data, and the results on the validation data with scores of their
 own."""
+INTERVALS = "intervals"
+"""Key of a merged result, and of its part on the validation data: the confidence intervals of its scores."""
 HISTOGRAMS = "histograms"
 """Key of a program's merged result: histograms of values, for people only."""
 COMPLETIONS = "completions"
@@ -197,6 +205,25 @@ def scores(part: Mapping[str, Any]) -> dict[str, float]:
     """The finite scores of a merged result, or of its part on the validation data, by metric."""
     values = {str(name): finite(value) for name, value in _metrics(part).items()}
     return {name: value for name, value in values.items() if value is not None}
+
+
+def intervals(part: Mapping[str, Any]) -> dict[str, Interval]:
+    """The confidence intervals in a merged result, or in its part on the validation data, by metric; damaged ones are
+    skipped."""
+    source = part.get(INTERVALS)
+    intervals = {}
+    for name, ends in source.items() if isinstance(source, Mapping) else ():
+        numbers = [finite(end) for end in ends] if isinstance(ends, list) else []
+        if len(numbers) == 2 and numbers[0] is not None and numbers[1] is not None and numbers[0] <= numbers[1]:
+            intervals[str(name)] = Interval(numbers[0], numbers[1])
+    return intervals
+
+
+def deciding_estimates(result: Mapping[str, Any]) -> dict[str, Estimate]:
+    """The scores that rank a merged result, each with its confidence interval."""
+    part = result[VALIDATION] if isinstance(result.get(VALIDATION), Mapping) else result
+    ends = intervals(part)
+    return {name: Estimate(value, ends.get(name)) for name, value in deciding_scores(result).items()}
 
 
 def histograms(result: Mapping[str, Any]) -> dict[str, Histogram]:

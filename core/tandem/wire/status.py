@@ -214,6 +214,13 @@ class Score(Model):
     """The metric of `value`."""
     value: float
     """The score."""
+    low: float | None = None
+    """Lower end of its 95 % confidence interval; absent if that is not known."""
+    high: float | None = None
+    """Upper end of its 95 % confidence interval; absent if that is not known."""
+    tied: WholeNumber | None = None
+    """Number of other checkpoints whose score does not differ from that of the best by more than chance; absent if
+    that is not known, and for other checkpoints."""
 
 
 class Compared(Model):

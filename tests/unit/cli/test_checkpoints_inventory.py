@@ -287,6 +287,22 @@ class TestTheTable:
         assert listing.age(entry, inventory.now) != "–"
         assert listing.age(entry, inventory.now - 7200) == "–"
 
+    def test_has_the_intervals_and_says_with_how_many_the_best_is_tied(self, run: SmallRun) -> None:
+        run.begin(1)
+        for step, accuracy in ((100, 0.5), (200, 0.89), (300, 0.9)):
+            interval = [accuracy - 0.03, accuracy + 0.03]
+            run.evaluate(run.save(step), accuracy, intervals={"accuracy": interval})
+        inventory = take_inventory(run.rundir)
+        told = text(listing.lines(inventory, None))
+        assert "95 % INTERVAL" in told
+        assert "90.00 %*  87.00 % to 93.00 %" in told
+        assert "step-000000300 is tied with 1 other" in told
+        best = next(one for one in listing.as_json(inventory)["checkpoints"] if one["best"])
+        assert best["intervals"] == {"accuracy": [0.87, 0.93]}
+        assert "accuracy 90.00 % (87.00 % to 93.00 %), loss" in text(
+            description.lines(choose(inventory, "300"), inventory, None)
+        )
+
     def test_the_same_for_programs_is_json(self, tmp_path: Path) -> None:
         found = json.loads(json.dumps(listing.as_json(take_inventory(messy(tmp_path).rundir))))
         best = next(one for one in found["checkpoints"] if one["best"])

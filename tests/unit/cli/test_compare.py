@@ -16,11 +16,12 @@ from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
+from tandem.confidence import Interval
 from tandem.errors import UserError
 from tandem_cli.commands.compare import MAX_RUNS, _table
 from tandem_cli.main import application
 from tandem_cli.report import clock
-from tandem_cli.report.comparison import outcome, rows, winner
+from tandem_cli.report.comparison import certainty, outcome, rows, winner
 from tandem_cli.report.comparison_page import ComparisonPage
 from tandem_cli.report.figures.compared import compared, labels
 from tandem_cli.report.reading import read
@@ -69,6 +70,15 @@ def test_the_best_score_is_one_runs_alone(runs: list[Path]) -> None:
     assert winner(found, [one, replace(other, metric="loss")]) is None, "nobody can say which is better"
     assert winner(found, [one, replace(other, score=0.5)]) is None
     assert winner(found, [one, replace(other, score=None)]) is None
+
+
+def test_the_best_score_is_called_ahead_only_where_it_differs_by_more_than_chance(runs: list[Path]) -> None:
+    results = [replace(outcome(read(path), ""), score=score) for path, score in zip(runs, (0.5, 0.75), strict=True)]
+    assert certainty(results, 1) == "", "no interval is known"
+    narrow = [replace(result, interval=Interval(result.score - 0.1, result.score + 0.1)) for result in results]
+    assert certainty(narrow, 1) == "is ahead of all others by more than chance"
+    wide = [replace(result, interval=Interval(result.score - 0.2, result.score + 0.2)) for result in results]
+    assert certainty(wide, 1) == "differs from 1 other by no more than chance"
 
 
 def texts(run: Path, data: dict[str, Any]) -> Path:

@@ -135,7 +135,9 @@ class TestThePage:
 
     def test_has_a_row_for_each_checkpoint_and_generation(self, text: str, report: Report) -> None:
         rows = [len(list(table.iter("tr"))) - 1 for table in tree(text).iter("table")]
-        assert rows == [len(report.run.checkpoints), len(report.run.generations)] == [8, 2]
+        assert rows == [len(report.run.checkpoints), 10, len(report.run.generations)] == [8, 10, 2], (
+            "and for each class"
+        )
         assert "worker failed: WorkerFailed of worker-1" in said(text)
 
     def test_has_the_job_folded_in_it(self, text: str) -> None:
@@ -376,6 +378,40 @@ class TestLongRuns:
         assert window is not None
         inside = [c for c in run.checkpoints if c.written_at is not None and window[0] <= c.written_at <= window[1]]
         assert processors.CLOSE_CHECKPOINTS <= len(inside) <= processors.CLOSE_CHECKPOINTS + 2
+
+
+def test_scores_have_their_intervals_and_what_was_better_than_all_before_is_marked(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=150, every=50)
+    for step, value in ((50, 0.5), (100, 0.9), (150, 0.91)):
+        (file,) = (run / "evaluations" / f"step-{step:09d}").glob("g??????.json")
+        intervals = {"accuracy": [value - 0.03, value + 0.03]}
+        scores = {"metrics": {"accuracy": value, "loss": 1.0}, "intervals": intervals}
+        file.write_text(json.dumps(json.loads(file.read_text()) | scores))
+    add_base(run, {"accuracy": 0.5, "loss": 2.0}, {})
+    text = write(run, png=False).page.read_text("utf-8")
+    rows = {row[0]: row for row in cells(text) if row}
+    assert [rows[step][-1].endswith("better than all before") for step in ("50", "100", "150")] == [False, True, False]
+    assert rows["100"][3] == "87.00 % to 93.00 %"
+    assert len(rows["base model"]) == len(rows["100"])
+    assert "at step 150 · 88.00 % to 94.00 % · tied with 1 other" in said(text)
+    assert "The best test accuracy is 91.00 % (88.00 % to 94.00 %), at step 150." in said(text)
+
+
+def test_classes_that_became_worse_since_the_best_checkpoint_are_named(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=100, every=50)
+    matrices = {50: [[90, 10, 0], [20, 80, 0], [0, 0, 0]], 100: [[60, 40, 0], [15, 85, 0], [0, 0, 0]]}
+    for step, confusion in matrices.items():
+        (file,) = (run / "evaluations" / f"step-{step:09d}").glob("g??????.json")
+        scores = {"metrics": {"accuracy": confusion[0][0] / 100, "loss": 1.0}, "confusion": confusion}
+        file.write_text(json.dumps(json.loads(file.read_text()) | scores))
+    text = write(run, png=False).page.read_text("utf-8")
+    assert "Of 2 classes, 1 became worse by more than chance since step 50: 0." in said(text)
+    told = cells(text)
+    worse = told.index(["0", "100", "90.00 %", "60.00 %", "−30.00 points", "worse"])
+    assert told[worse + 1] == ["1", "100", "80.00 %", "85.00 %", "+5.00 points", ""]
+    for name, change in (("samples", [[91, 10, 0], [15, 85, 0], [0, 0, 0]]), ("none", None)):
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"confusion": change}))
+        assert "since the best checkpoint" not in said(write(run, png=False).page.read_text("utf-8")), name
 
 
 def test_scores_and_texts_stand_beside_those_of_the_base_model(tmp_path: Path) -> None:

@@ -139,6 +139,23 @@ class TestThePage:
         assert "Accuracy Validation Loss" in table
         assert re.search(r"\d % 50\.00 % \d", table), "of the last one, too"
 
+    def test_has_the_intervals_and_marks_what_was_better_than_all_before(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "run", steps=150, every=50)
+        for step, value in ((50, 0.5), (100, 0.9), (150, 0.91)):
+            (file,) = (path / "evaluations" / f"step-{step:09d}").glob("g??????.json")
+            intervals = {"accuracy": [value - 0.03, value + 0.03]}
+            scores = {"metrics": {"accuracy": value, "loss": 1.0}, "intervals": intervals}
+            file.write_text(json.dumps(json.loads(file.read_text()) | scores))
+        timeline = Timeline(RunDir(path))
+        timeline.follow(60.0, rest_factor=0.0)
+        best = Score(name="step-000000150", step=150, metric="accuracy", value=0.91, low=0.88, high=0.94, tied=1)
+        told = parts.texts(Glance(snapshot(best_checkpoint=best), 1), timeline)
+        assert "at step 150 · 88.00 % to 94.00 % · tied with 1 other" in Elements(told["tiles"]).words
+        table = " ".join(Elements(told["checkpoints"]).words.split())
+        assert "Accuracy 95 % interval Loss" in table
+        assert "90.00 % 87.00 % to 93.00 %" in table
+        assert table.count("better than all before") == 1
+
     def test_without_validation_data_says_nothing_of_it(self, timeline: Timeline) -> None:
         assert "alidation" not in Elements(everything(Glance(snapshot(), 1), timeline)).words
 

@@ -254,6 +254,18 @@ def test_a_result_without_the_score_that_decides_is_an_evaluation_all_the_same(
     assert found.latest_evaluation is None
 
 
+def test_the_best_score_has_its_interval_and_says_with_how_many_it_is_tied(
+    run: SmallRun, directory: RunDirectory
+) -> None:
+    for step, accuracy in ((100, 0.5), (200, 0.9), (300, 0.89)):
+        run.evaluate(run.save(step), accuracy, intervals={"accuracy": [accuracy - 0.03, accuracy + 0.03]})
+    found = directory.poll(time.time())
+    assert found.best is not None
+    assert (found.best.low, found.best.high, found.best.tied) == (pytest.approx(0.87), pytest.approx(0.93), 1)
+    assert found.latest_evaluation is not None
+    assert found.latest_evaluation.tied is None
+
+
 @pytest.mark.parametrize("policy", ["Latest", "Every"])
 def test_a_checkpoint_that_cannot_be_evaluated_is_waited_for_no_longer(
     run: SmallRun, policy: Literal["Latest", "Every"]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tandem.confidence import Estimate, Interval
 from tandem.rundir.catalog import Lineage, Results, read_result
 from tandem.rundir.evaluations import FinalFile, parse_final_file
 from tandem.rundir.layout import RunDir
@@ -53,6 +54,15 @@ def test_held_out_data_decides(rundir: RunDir) -> None:
     held = {"metrics": {"accuracy": 0.25, "loss": 2.0}}
     read = read_result(write(rundir, "g000002.json", {"metrics": {"accuracy": 0.5, "loss": 1.0}, "validation": held}))
     assert read[0].deciding == read[0].validation == held["metrics"]
+
+
+def test_intervals_are_those_of_the_test_data_and_estimates_those_that_decide(rundir: RunDir) -> None:
+    held = {"metrics": {"accuracy": 0.25, "loss": 2.0}, "intervals": {"accuracy": [0.2, 0.3]}}
+    damaged = {"loss": [1.0], "odd": "wide", "f1": [0.4, None], "turned": [0.5, 0.4], "accuracy": [0.4, 0.6]}
+    content = {"metrics": {"accuracy": 0.5, "loss": 1.0}, "intervals": damaged, "validation": held}
+    result, _ = read_result(write(rundir, "g000002.json", content))
+    assert result.intervals == {"accuracy": (0.4, 0.6)}
+    assert result.estimates == {"accuracy": Estimate(0.25, Interval(0.2, 0.3)), "loss": Estimate(2.0)}
 
 
 def test_a_note_says_why_a_checkpoint_was_skipped(rundir: RunDir) -> None:

@@ -10,6 +10,8 @@ import torch
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, log_loss
 from torch import Tensor, nn
 
+from tandem.confidence import mean_interval, share_interval
+from tandem.evaluation import Mean
 from tandem.job.tasks import Data, ImageParameters
 from tandem_evaluator import evaluation
 from tandem_evaluator.evaluation import Evaluation, validation_counts
@@ -33,6 +35,7 @@ def merged(subject: Evaluation, shards: int, state: dict[str, Tensor]) -> Merged
         facts: dict[str, Any] = {"checkpoint": "step-000000001", "step": 1, "generation": 1}
         facts |= {"shard": shard, "shards": shards, "seconds": 0.0, "evaluator": "e", "at": 0.0}
         facts |= {"samples": tally.samples, "loss_sum": tally.loss_sum, "confusion": tally.confusion}
+        facts |= {"loss_moments": tally.loss_moments}
         facts |= {"wrong": tally.wrong, "validation": validation_counts(tally.held_out)}
         results.append(ShardResult(**facts))
     return merge(results)
@@ -54,6 +57,9 @@ def test_any_number_of_shards_is_one_pass_over_the_whole_test_set(shards: int) -
     assert whole.confusion == confusion_matrix(true, predicted, labels=range(10)).tolist()
     assert whole.metrics.loss is not None
     assert whole.metrics.loss == pytest.approx(log_loss(true, probabilities, labels=range(10)), abs=1e-6)
+    losses = -np.log(probabilities[np.arange(len(true)), true])
+    assert whole.intervals["loss"] == pytest.approx(mean_interval(Mean.from_samples(losses)), abs=1e-6)
+    assert whole.intervals["accuracy"] == list(share_interval((true == predicted).sum(), len(true)) or ())
     assert whole.metrics.accuracy == pytest.approx(accuracy_score(true, predicted), abs=1e-12)
     assert whole.metrics.macro_f1 == pytest.approx(f1_score(true, predicted, average="macro"), abs=1e-12)
 

@@ -54,7 +54,7 @@ class Computation:
         confusion = [[0] * CLASSES for _ in range(CLASSES)]
         for sample in range(shard, SAMPLES, shards):
             confusion[sample % CLASSES][(sample * step // 10) % CLASSES] += 1
-        return Tally(len(range(shard, SAMPLES, shards)), step / (1 + shard), confusion)
+        return Tally(len(range(shard, SAMPLES, shards)), step / (1 + shard), None, confusion)
 
 
 class Process:

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tandem import evaluation
+from tandem.confidence import mean_interval, share_interval
 from tandem.evaluation import Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum
 from tandem.job.resource import Evaluators
 from tandem.processes import limits
@@ -156,6 +157,45 @@ def test_a_mean_is_that_of_one_pass_however_the_data_is_split() -> None:
         results = [part_of(shard, shards, loss=Mean(sum(part), len(part))) for shard, part in enumerate(parts)]
         merged = merge_program(results, "loss").scores["loss"]
         assert merged == pytest.approx(sum(values) / 1000, rel=1e-15)
+
+
+def test_a_mean_that_is_reported_with_its_sums_has_an_interval_however_the_data_is_split(scoring: Scorings) -> None:
+    subject = scoring("""
+        from tandem.evaluation import Confusion, GeometricMean, Mean, checkpoints
+        values = [number % 11 / 8 for number in range(300)]
+        for checkpoint in checkpoints():
+            mine = values[checkpoint.shard :: checkpoint.shards]
+            checkpoint.report(
+                loss=Mean.from_samples(mine),
+                perplexity=GeometricMean.from_samples(mine),
+                hits=Mean.from_samples(value > 1 for value in mine),
+                bare=Mean(sum(mine), len(mine)),
+                infinite=Mean.from_samples([float("inf"), *mine]),
+                classes=Confusion([[len(mine) // 2, 3], [0, 1]]),
+            )
+    """)
+    values = [number % 11 / 8 for number in range(300)]
+    merged = subject.merge([scored(subject, shard) for shard in (1, 0)])
+    loss = mean_interval(Mean.from_samples(values))
+    assert loss is not None
+    assert merged.intervals == {
+        "accuracy": list(share_interval(152, 158) or ()),
+        "loss": list(loss),
+        "perplexity": [math.exp(end) for end in loss],
+        "hits": list(share_interval(54, 300) or ()),
+    }
+    assert subject.read_merged(json.loads(json.dumps(merged.to_json()))) == merged
+
+
+@pytest.mark.parametrize("moments", [[1, 2], "many", [1, 2, 3, 4, 5, 6, 7, None]])
+def test_sums_that_are_none_are_refused_by_name(scoring: Scorings, moments: object) -> None:
+    subject = scoring(f"""
+        import json, os
+        report = {{"f1": {{"mean": [1, 2], "moments": {moments!r}}}}}
+        open(os.environ["TANDEM_REPORT"], "w").write(json.dumps(report))
+    """)
+    with pytest.raises(ProgramFailed, match=r"report is wrong: metrics\.f1\.moments"):
+        scored(subject)
 
 
 def part_of(shard: int, shards: int, **metrics: Mean | GeometricMean | Sum | Max | Min | Histogram) -> ProgramShard:

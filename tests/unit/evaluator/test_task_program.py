@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Subset, TensorDataset
 
+from tandem.confidence import mean_interval
 from tandem.evaluation import Checkpoint, Confusion, GeometricMean, Histogram, Max, Mean, Min, Sum, added
 from tandem.job.tasks import Loop
 from tandem.rundir.checkpoint import digest_of
@@ -68,6 +69,9 @@ def test_batches_of_a_shard_add_up_and_so_do_shards(tmp_path: Path) -> None:
     assert cut["bins"] == whole["bins"] == added([half["bins"] for half in halves])
     assert sum(whole["bins"].counts) == 100  # type: ignore[union-attr]
     assert sum(half["loss"].count for half in halves) == 50  # type: ignore[union-attr]
+    assert isinstance(cut["loss"], Mean)
+    assert mean_interval(cut["loss"]) == pytest.approx(mean_interval(whole["loss"]), rel=1e-5)  # type: ignore[arg-type]
+    assert cut["mean"].moments is None, "it was reported without"  # type: ignore[union-attr]
     assert sum(number(half["sum"]) for half in halves) == pytest.approx(number(whole["sum"]), rel=1e-5)
 
 
@@ -90,7 +94,7 @@ def test_a_sample_that_cannot_be_read_is_named_in_the_last_line(tmp_path: Path) 
 
 def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
     found = TaskEvaluation(Reporting(None), Loop()).run(checkpoint(tmp_path, 60, 61))
-    assert found == {"loss": Mean(0.0, 0)}
+    assert found == {"loss": Mean.from_samples([])}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +107,10 @@ def test_a_shard_without_samples_has_a_loss_of_nothing(tmp_path: Path) -> None:
         ({"f1": 0.5}, r"f1 is 0.5; return Mean\(total, count\), GeometricMean, Sum"),
         ({"f1": GeometricMean("good", 3)}, "f1 holds 'good', which is not a number"),
         ({"f1": Confusion([[1, 2]])}, "f1 holds .*, which is not a square matrix"),
-        ({"loss": Mean(1, 1)}, r"loss of 50 samples is Mean\(total=1, count=1\); return Mean\(sum of losses, 50\)"),
+        (
+            {"loss": Mean(1, 1)},
+            r"loss of 50 samples is Mean\(total=1, count=1\); return Mean.from_samples\(losses\)",
+        ),
         ({"loss": Sum(1)}, "loss of 50 samples is Sum"),
         ([1], "returned a list; return a dictionary"),
     ],
@@ -132,7 +139,7 @@ def test_a_task_whose_metrics_bring_the_loss_runs_its_model_once_a_batch(tmp_pat
     class Bringing(Asked):
         def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
             losses = self.loss(model, batch)
-            return {"loss": Mean(losses.sum(), len(losses)), "worst": Max(losses.max())}
+            return {"loss": Mean.from_samples(losses), "worst": Max(losses.max())}
 
     asked = TaskEvaluation(Asked(None), Loop(micro_batch_size=20)).run(checkpoint(tmp_path))
     assert Counting.calls == 6

@@ -105,7 +105,7 @@ def test_the_loss_is_the_mean_of_a_passage_and_bits_follow_from_it() -> None:
     with torch.inference_mode():
         losses, metrics = made.loss(model, batch), made.metrics(model, batch)
     assert losses.shape == (3,)
-    assert metrics["loss"] == Mean(losses.sum().double(), 3)
+    assert metrics["loss"] == Mean.from_samples(losses)
     # A fresh model knows nothing of 256 bytes.
     assert losses.mean().item() == pytest.approx(math.log(256), abs=0.5)
     bits, right, perplexity = metrics["bitsPerByte"], metrics["accuracy"], metrics["perplexity"]

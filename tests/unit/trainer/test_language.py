@@ -98,7 +98,10 @@ def test_losses_of_packed_rows_and_of_padded_ones_have_one_mean(model: Path, tmp
         assert isinstance(perplexity, GeometricMean)
         assert isinstance(accuracy, Mean)
         assert losses.shape == (len(rows),)
-        assert metrics["loss"] == Mean(losses.sum().double(), len(rows))
+        loss = metrics["loss"]
+        assert isinstance(loss, Mean)
+        assert (loss.total, loss.count) == (pytest.approx(losses.double().sum().item(), rel=1e-6), len(rows))
+        assert loss.moments is not None
         assert perplexity.count == accuracy.count == int((batch["targets"] != NO_TARGET).sum())
         # The mean over rows is the mean over the tokens that are learned.
         mean = float(perplexity.log_total) / float(perplexity.count)

@@ -380,21 +380,18 @@ class FineTuning(Task[FineTuningConfig]):
     def metrics(self, model: nn.Module, batch: Any) -> dict[str, Value]:
         """Compute perplexity, the share of predicted tokens and bits per byte of text, over the target tokens. And the
         loss, as `loss` does."""
-        nats, predicted, rows = 0.0, 0, []
-        for losses, hits in self._token_losses(model, batch):
-            nats += losses.double().sum().item()
-            predicted += int(hits.sum())
-            rows.append(losses.sum(dim=1))
-        count = int((batch["targets"] != NO_TARGET).sum())
-        loss = (torch.cat(rows) / self._mean_targets(model)).sum()
+        chunks = [(losses.double().sum(dim=1), hits.sum(dim=1)) for losses, hits in self._token_losses(model, batch)]
+        nats, predicted = (torch.cat(rows) for rows in zip(*chunks, strict=True))
+        targets = batch["targets"].cpu()
+        counts = (targets != NO_TARGET).sum(dim=1)
         values: dict[str, Value] = {
-            "loss": Mean(loss.double(), len(batch["targets"])),
-            "perplexity": GeometricMean(nats, count),
-            "accuracy": Mean(predicted, count),
+            "loss": Mean.from_samples(nats / self._mean_targets(model)),
+            "perplexity": GeometricMean.from_samples(nats, counts),
+            "accuracy": Mean.from_samples(predicted, counts),
         }
         if self._token_bytes is not None:
-            target_tokens = batch["targets"][batch["targets"] != NO_TARGET]
-            values["bitsPerByte"] = Mean(nats / math.log(2), int(self._token_bytes[target_tokens.cpu()].sum()))
+            lengths = torch.where(targets == NO_TARGET, 0, self._token_bytes[targets.clamp(min=0)]).sum(dim=1)
+            values["bitsPerByte"] = Mean.from_samples(nats / math.log(2), lengths)
         return values
 
     @cached_property

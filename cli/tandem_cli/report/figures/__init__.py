@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandem.formatting import cores, count_noun, duration, metric_name, number, reason, score, share
+from tandem.formatting import confidence, cores, count_noun, duration, metric_name, number, reason, score, share
 from tandem.wire.measures import outages
 from tandem_cli.report.clock import Clock
 from tandem_cli.report.figures import confusion, curves, phases, processors, waterfall
@@ -113,7 +113,9 @@ def _training(run: RunData, summary: Summary) -> str:
     if broken := int(run.model_steps.broken.sum()):
         sentences.append(f"It was not finite in {count_noun(broken, 'step')}.")
     if run.best and run.best.evaluation:
-        value = score(run.metric, run.best.evaluation.metrics[run.metric])
+        evaluation = run.best.evaluation
+        value = score(run.metric, evaluation.metrics[run.metric])
+        value += confidence(run.metric, evaluation.intervals.get(run.metric))
         sentences.append(f"The best test {metric_name(run.metric)} is {value}, at step {run.best.step:,}.")
     if summary.redone:
         sentences.append(

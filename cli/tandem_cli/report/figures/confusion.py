@@ -3,7 +3,7 @@
 import numpy as np
 
 from tandem.formatting import truncate_end
-from tandem.job.tasks import class_names
+from tandem_cli.report.by_class import names_of_classes
 from tandem_cli.report.run import Floats, Ints, RunData
 from tandem_coordinator.charts.chart import Viewport
 from tandem_coordinator.charts.drawing import LETTER, framed, line, rectangle, text, ticks
@@ -37,7 +37,7 @@ def draw(name: str, title: str, description: str, run: RunData, style: Viewport)
     count = sum(bool(len(scores)) for scores in (evaluation.confusion, evaluation.per_class_f1))
     across = 1 if style.narrow else count
     width = (style.width - GAP * (across - 1)) / across
-    names = _names(run, max(len(evaluation.confusion), len(evaluation.per_class_f1)))
+    names = names_of_classes(run, max(len(evaluation.confusion), len(evaluation.per_class_f1)))
     parts: list[str] = []
     x0 = top = bottom = 0.0
     if len(evaluation.confusion):
@@ -49,12 +49,6 @@ def draw(name: str, title: str, description: str, run: RunData, style: Viewport)
         parts += elements
         bottom = max(bottom, foot)
     return framed(name, title, description, parts, style.width, bottom)
-
-
-def _names(run: RunData, classes: int) -> list[str]:
-    data = run.job.spec.trainer.images.data.name if run.job and run.job.spec.trainer.is_built_in else ""
-    names = class_names(data)
-    return list(names) if classes == len(names) else [str(index) for index in range(classes)]
 
 
 def _label_width(names: list[str]) -> float:
