@@ -9,7 +9,7 @@ from tests.support.warm import address
 IMPORTS = (
     *("tandem_coordinator.coordinator", "tandem_coordinator.server", "tandem_coordinator.run_sender"),
     *("tandem_evaluator.crew", "tandem_evaluator.loop", "tandem_evaluator.evaluation"),
-    *("tandem_evaluator.base_model", "tandem_evaluator.program"),
+    *("tandem_evaluator.base_model", "tandem_evaluator.program", "sklearn.datasets", "sklearn.metrics"),
 )
 """What its processes import beside what ranks do."""
 _CODE = f"""
