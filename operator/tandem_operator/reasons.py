@@ -69,16 +69,23 @@ def backoff_for_rival(inputs: ReconcileInputs, lifecycle: Lifecycle, workers: Se
 
 def pod_problems(inputs: ReconcileInputs) -> Iterator[JobProblem]:
     """Problems of pods that do not start, as Kubernetes reports them, and ends of pods that the status reports."""
+    progress: list[JobProblem] = []
     for pod in all_pods(inputs):
         lasting = pod.waiting in BROKEN_WAITING or inputs.now - pod.created > PLACING_SECONDS
         if pod.waiting and lasting and not pod.ended and not pod.deleting:
             yield JobProblem(pod.waiting, f"{pod.name}: {pod.message or pod.waiting}")
         elif (start := inputs.starts.get(pod.uid)) is not None and pod_starts.waits(pod, inputs.now):
-            yield JobProblem(start.reason, f"{pod.name}: {start.message}")
+            problem = JobProblem(start.reason, f"{pod.name}: {start.message}")
+            # A pull or a creation that goes on explains less than what a person has to mend.
+            if start.reason in (pod_starts.PULLING, pod_starts.CREATING):
+                progress.append(problem)
+            else:
+                yield problem
     if any(pod.unqueued and pod.live for pod in inputs.pods(names.WORKER)):
         queue = inputs.job.spec.run_policy.queue_name
         message = f"the workers do not wait in the queue {queue}: Kueue is not installed, or does not handle pods here"
         yield JobProblem(Reason.NOT_QUEUED, message)
+    yield from progress
     for role in names.ROLES:
         yield from _ends(inputs, role)
 

@@ -9,7 +9,10 @@ from tandem_operator.kinds import POD
 from tandem_operator.observed import Pod, PodGroup, observe
 from tandem_operator.pod_ends import PodEnd
 from tandem_operator.pod_groups import group_of
+from tandem_operator.pod_starts import CREATING, POLL_AFTER_SECONDS
+from tandem_operator.reporting import JobProblem
 from tests.support.worlds.operator_job import (
+    NOW,
     decided,
     ended,
     heard,
@@ -105,3 +108,14 @@ def test_a_worker_that_names_a_queue_and_was_not_held_there_is_told_of(
         if unqueued
         else None
     )
+
+
+@pytest.mark.parametrize(("obstacle", "is_progress"), [("Pulling", True), (CREATING, True), ("FailedMount", False)])
+def test_a_pod_whose_image_is_pulled_does_not_hide_that_the_workers_do_not_wait_in_their_queue(
+    obstacle: str, is_progress: bool
+) -> None:
+    of = job(status=initialized(), runPolicy={"queueName": "gpus"})
+    starting = worker(1, group=OURS, phase="Pending", ready=False, started=None, placed=NOW - POLL_AFTER_SECONDS)
+    there = surroundings(of, worker(0, group=OURS, unqueued=True), starting)
+    plan = decided(of, there, snapshot=heard("Starting"), starts={starting.uid: JobProblem(obstacle, "its disk")})
+    assert reason(plan) == (Reason.NOT_QUEUED if is_progress else obstacle)
