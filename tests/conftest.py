@@ -34,11 +34,11 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 LONGEST_FIRST = (
-    *("test_documents", "test_session_regroup", "test_session", "test_coordinator", "test_run", "test_end"),
-    *("test_coordinator_requests", "test_rendezvous", "test_trainer", "test_bucket_commands", "test_regroup"),
-    *("test_client", "test_strategies", "test_warm", "test_cluster_commands", "test_code", "test_crashes", "test_task"),
-    *("test_checkpoints_command", "test_bucket", "test_checkpoint_faults", "test_log", "test_page", "test_skew"),
-    *("test_evaluate", "test_report"),
+    *("test_documents", "test_session_regroup", "test_session", "test_trainer", "test_sweep", "test_bucket_commands"),
+    *("test_warm", "test_coordinator", "test_strategies", "test_cluster_commands", "test_end", "test_rendezvous"),
+    *("test_trace", "test_run_screen", "test_evaluator_program", "test_code", "test_client"),
+    *("test_checkpoints_command", "test_regroup", "test_pods_without_a_volume", "test_run", "test_checkpoint_faults"),
+    *("test_same_meaning", "test_log", "test_agreement", "test_validate", "test_debug", "test_plan", "test_goodput"),
     *("test_operator_troubles", "test_operator_faults", "test_signals", "test_chart", "test_hostile_objects"),
 )
 """Files that take long. Workers take files in this order, so that all of them end at about the same time."""
