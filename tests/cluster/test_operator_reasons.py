@@ -21,6 +21,7 @@ from tests.support.cluster.operated import (
     with_a_volume_that_does_not_mount,
 )
 from tests.support.cluster.pods import Manifest, Namespace, container, restricted
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(400)
 Jobs = dict[str, Job]
@@ -39,6 +40,7 @@ again = pathlib.Path(os.environ["TANDEM_RUN_DIR"], "again")
 if not again.exists():
     again.touch()
     signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), sys.exit(1)))
+    print("leaves slowly", flush=True)
     time.sleep(600)
 """
 """Ends at once at its second start."""
@@ -167,7 +169,9 @@ def test_a_job_that_is_suspended_resumed_and_completed(namespace: Namespace, ope
     job.apply(script("slowly", LEAVES_SLOWLY))
     has(job, Reason.COORDINATOR_STARTS)
     has(job, Reason.COORDINATOR_ANSWERED)
-    job.reaches("Running")
+    (pod,) = job.pods("worker")
+    worker_pod = pod["metadata"]["name"]
+    until(lambda: "leaves slowly" in namespace("logs", worker_pod, check=False), "the script's first start")
     suspend = '{{"spec": {{"runPolicy": {{"suspend": {}}}}}}}'
     namespace("patch", "dtj/slowly", "--type=merge", "-p", suspend.format("true"))
     has(job, Reason.SAVING, "1 worker to save and leave")
