@@ -175,6 +175,11 @@ def confidence(metric: str, ends: Sequence[float | None] | None, tied: int | Non
     return (f" ({formatted_interval})" if formatted_interval else "") + (f" · {rivals}" if rivals else "")
 
 
+def confidence_items(metric: str, ends: Sequence[float | None] | None, tied: int | None) -> str:
+    """Format the same as further items of a list: ` · 95.66 % to 98.87 % · tied with 4 others`."""
+    return "".join(f" · {text}" for text in (interval(metric, ends), tied_with(tied)) if text)
+
+
 def change(metric: str, before: float, after: float) -> str:
     """Format the change of a score: `−12.3 %` of the earlier value, or `+4.2 points` of a score in percent."""
     difference = after - before

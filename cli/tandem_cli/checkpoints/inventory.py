@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -147,6 +148,12 @@ class Inventory:
     """Problems with reading, a sentence each."""
     free: int | None
     """Bytes free on the disk."""
+
+    @cached_property
+    def has_intervals(self) -> bool:
+        """Whether the deciding metric has confidence intervals."""
+        return any(self.metric in entry.intervals for entry in self.entries)
+
     now: float
     """Time of the inventory, in seconds since the epoch."""
 

@@ -159,7 +159,7 @@ def lines(inventory: Inventory, width: int | None) -> list[Text]:
         Column("SIZE", is_right=True, rank=1),
         Column("AGE", is_right=True, rank=1),
         Column(metric_name(inventory.metric).upper(), is_right=True),
-        *([Column("95 % INTERVAL", is_right=True, rank=1)] if _has_intervals(inventory) else []),
+        *([Column("95 % INTERVAL", is_right=True, rank=1)] if inventory.has_intervals else []),
         Column("KEPT FOR", rank=2),
         Column("STATE"),
     ]
@@ -238,7 +238,7 @@ def _cells(entry: Entry, inventory: Inventory) -> list[Cell]:
         (size(entry.size), ""),
         (age(entry, inventory.now), ""),
         (_score(entry, inventory.metric), "bold green" if entry.is_best else ""),
-        *([(_interval(entry, inventory.metric), "dim")] if _has_intervals(inventory) else []),
+        *([(_interval(entry, inventory.metric), "dim")] if inventory.has_intervals else []),
         (retained_for(entry), "dim"),
         (state(entry), state_style),
     ]
@@ -248,10 +248,6 @@ def _score(entry: Entry, metric: str) -> str:
     if metric in entry.metrics:
         return score(metric, entry.metrics[metric]) + ("*" if entry.is_best else " ")
     return {"waits": "waits ", "begun": "begun ", "skipped": "skipped "}.get(entry.evaluation, "– ")
-
-
-def _has_intervals(inventory: Inventory) -> bool:
-    return any(inventory.metric in entry.intervals for entry in inventory.entries)
 
 
 def _interval(entry: Entry, metric: str) -> str:

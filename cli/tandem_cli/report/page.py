@@ -18,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from tandem.formatting import (
     change,
+    confidence_items,
     count_noun,
     duration,
     interval,
@@ -30,7 +31,6 @@ from tandem.formatting import (
     score,
     share,
     size,
-    tied_with,
     utc_time,
 )
 from tandem.wire.ledger import PURPOSES, format_bucket, ledger_rows
@@ -204,7 +204,7 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
             f"Best test {metric_name(run.metric)}",
             score(run.metric, best.metrics[run.metric]),
             f"at step {run.best.step:,}{on_validation(run.metric, best.validation)}"
-            + "".join(f" · {text}" for text in _certainty(run) if text),
+            + confidence_items(run.metric, best.intervals.get(run.metric), tied_count(run)),
         )
         if best and run.best
         else ("", unscored, "–", "nothing evaluated")
@@ -239,12 +239,6 @@ def _tiles(run: RunData, summary: Summary) -> Iterable[tuple[str, str, str, str]
     yield "", "Evaluation lag", duration(summary.lag_seconds), steps
     passed = f", {summary.skipped:,} skipped" if summary.skipped else ""
     yield "", "Checkpoints", f"{summary.checkpoints:,}", f"{summary.evaluated:,} evaluated{passed}"
-
-
-def _certainty(run: RunData) -> tuple[str, str]:
-    """The confidence interval of the best score, and how many other checkpoints are tied with it, in words."""
-    intervals = run.best.evaluation.intervals if run.best and run.best.evaluation else {}
-    return interval(run.metric, intervals.get(run.metric)), tied_with(tied_count(run))
 
 
 def says_nothing(run: RunData) -> bool:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from tandem.formatting import (
     change,
+    confidence_items,
     cores,
     count_noun,
     duration,
@@ -26,13 +27,12 @@ from tandem.formatting import (
     score,
     share,
     size,
-    tied_with,
     truncate_end,
     utc_time,
 )
 from tandem.rundir.catalog import EvaluationResult
 from tandem.wire.measures import Generation
-from tandem.wire.status import MemberView, Score, Snapshot, Status, phase_word, trouble_messages
+from tandem.wire.status import MemberView, Snapshot, Status, phase_word, trouble_messages
 from tandem_coordinator.charts import completions, with_difference
 from tandem_coordinator.charts.chart import Viewport
 from tandem_coordinator.page import pictures
@@ -150,7 +150,8 @@ def _tile_list(status: Status, timeline: Timeline | None) -> str:
             "best",
             f"Best test {metric_name(best.metric)}" if best else "Best score",
             score(best.metric, best.value) if best else "–",
-            f"at step {best.step:,}{_on_validation(status, timeline)}{_certainty(best)}"
+            f"at step {best.step:,}{_on_validation(status, timeline)}"
+            + confidence_items(best.metric, (best.low, best.high), best.tied)
             if best
             else "nothing evaluated yet",
         ),
@@ -197,12 +198,6 @@ def _on_validation(status: Status, timeline: Timeline | None) -> str:
     results = timeline.results.items()
     scores = next((result.validation for key, result in results if _is_best(key, status, timeline)), {})
     return on_validation(status.best_checkpoint.metric, scores)
-
-
-def _certainty(best: Score) -> str:
-    """The confidence interval of the best score, and how many other checkpoints are tied with it, as a suffix."""
-    texts = interval(best.metric, (best.low, best.high)), tied_with(best.tied)
-    return "".join(f" · {text}" for text in texts if text)
 
 
 def _use_tile(gpu: float | None, trainer: float | None, evaluator: float | None) -> tuple[str, str, str, str]:
