@@ -302,14 +302,10 @@ def _sums(totals: Iterable[SupportsFloat], counts: Iterable[SupportsFloat] | Non
     values = _floats(totals)
     weights = [1.0] * len(values) if counts is None else _floats(counts)
     pairs = list(zip(values, weights, strict=True))
-    powers = [(2, 0), (1, 1), (0, 2), (3, 0), (2, 1), (1, 2), (0, 3)]
-    sums = (_total(_power(t, i) * _power(w, j) for t, w in pairs) for i, j in powers)
+    # Products, not powers: `**` raises OverflowError where a product is infinite.
+    products = [(t * t, t * w, w * w, t * t * t, t * t * w, t * (w * w), w * w * w) for t, w in pairs]
+    sums = [_total(column) for column in zip(*products, strict=True)] or [0.0] * 7
     return _total(values), _total(weights), Moments(len(pairs), *sums)
-
-
-def _power(base: float, exponent: int) -> float:
-    # Not `**`, which raises OverflowError where a product is infinite.
-    return math.prod([base] * exponent)
 
 
 def _floats(values: Any) -> list[float]:
