@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "ede074b105a15c82cd4d0ccd9c5d2ee037ca0a93"
+COMMIT = "ebb2ae76d49e8405aedef36ea438ac5363b9ef17"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
