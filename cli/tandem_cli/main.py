@@ -60,6 +60,7 @@ GROUPS = {
         "checkpoints": "List, verify, compare, export, publish and delete the checkpoints of a run.",
         "evaluate": "Evaluate checkpoints of a run once more, also with another program.",
         "verify": "Check in the logs of a run that each sample was taken once in each epoch.",
+        "prove": "Verify the record of a run, and take some of its steps again, bit for bit.",
         "export": "Export the numbers of a run as CSV, or for TensorBoard.",
         "ui": "Open the MLflow server that tracks a run.",
         "track": "Send the missing data of a run to MLflow.",

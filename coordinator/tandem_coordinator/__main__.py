@@ -48,6 +48,7 @@ from tandem.rundir.ownership import (
     decide_ownership,
     job_to_record,
 )
+from tandem.rundir.provenance import KEY, read_private_key
 from tandem.rundir.store import StoreAccessError, StoreUnavailableError
 from tandem.rundir.sync_service import begin, owner_of
 from tandem.wire.http_server import BACKLOG, HttpServer
@@ -127,6 +128,10 @@ async def _serve(
         raise CannotStart(f"set {TOKEN} to the job's secret; without one anybody could steer the job")
     if weak := token_weakness(token):
         raise CannotStart(weak)
+    try:
+        signing_key = read_private_key(Path(path)) if (path := os.environ.get(KEY)) else None
+    except UserError as error:
+        raise CannotStart(str(error)) from None
     rundir = _rundir()
     job = _job(rundir) if manifest is None else _read_manifest(manifest)
     state_store = StateStore(rundir, os.environ.get(POD) or None)
@@ -148,7 +153,7 @@ async def _serve(
     except OSError as error:
         raise CannotStart(f"the run directory {rundir.path} cannot be written: {error.strerror or error}") from None
 
-    coordinator = Coordinator(job, rundir, state_store, recorded_state)
+    coordinator = Coordinator(job, rundir, state_store, recorded_state, signing_key)
     servers = [
         HttpServer(
             application(coordinator, token, rundir, os.environ.get(TOKEN_DIGEST, "")),

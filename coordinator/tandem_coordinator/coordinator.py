@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from tandem.formatting import number
 from tandem.job.resource import DistributedTrainingJob
@@ -44,6 +45,7 @@ from tandem_coordinator.history import now as log_time
 from tandem_coordinator.ledger import RunLedger, ledger_position
 from tandem_coordinator.progress import Reports
 from tandem_coordinator.prometheus import Figures
+from tandem_coordinator.provenance_log import ProvenanceLog
 from tandem_coordinator.run_watcher import Observed, RunDirectory, RunWatcher
 from tandem_coordinator.snapshots import Instant, activity, snapshot, status
 from tandem_coordinator.state_store import (
@@ -88,6 +90,9 @@ SAMPLE_SECONDS = 1.0
 RANKS_PER_SAMPLE = 100
 """Number of ranks whose processor use is logged each second, on average; larger groups are sampled less often."""
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 WAITS_FOR_CODE = "the job waits for its code; run `tandem submit FILE --code DIR` again to send it"
 
 
@@ -100,7 +105,12 @@ class Coordinator:
         rundir: RunDir,
         state_store: StateStore,
         recorded_state: RecordedState,
+        signing_key: "Ed25519PrivateKey | None" = None,
     ) -> None:
+        """
+        Args:
+            signing_key: key to sign the run's provenance with; None: it is not signed.
+        """
         self.job = job
         self.state: State = membership.initial_state(
             Rules.from_spec(job.spec),
@@ -142,6 +152,7 @@ class Coordinator:
         self._state_written = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._disk = ThreadPoolExecutor(1, thread_name_prefix="state-store")
+        self._provenance = ProvenanceLog(rundir, job, signing_key)
         self._run_watcher = RunWatcher(
             RunDirectory(
                 rundir,
@@ -150,6 +161,7 @@ class Coordinator:
                 has_base=job.spec.trainer.is_fine_tuning,
                 ledger_position=ledger_position(recorded_state.ledger),
                 job=job,
+                provenance=self._provenance,
             ),
             lambda observed: self._from_thread(self._observe, observed),
             lambda complaint: self._from_thread(self._history.report, complaint, "warning"),
@@ -567,6 +579,8 @@ class Coordinator:
                 failed_at = self._hangs.progressed_at() if is_hung else failure_time(cause, before, self.state)
                 is_last = self.state.end is not None
                 self._history.closed(generation, cause, progressed, is_last, _wall_time(failed_at))
+                if not is_last:
+                    self._provenance.closed(generation, cause.reason, cause.detail, cause.culprit)
             case Announce(text, warning):
                 self._history.report(text, "warning" if warning else "info")
             case FailJob(cause, replica, report):

@@ -32,11 +32,12 @@ from tandem.rundir.lineage import batches_left_out
 from tandem.rundir.watched import WATCHED, Finder
 from tandem.wire.ledger import BucketUsage, Purpose
 from tandem.wire.reasons import Reason
-from tandem.wire.status import CheckpointRef, Corruption, EvaluatorView, Score, joined
+from tandem.wire.status import CheckpointRef, Corruption, EvaluatorView, ProvenanceHead, Score, joined
 from tandem_coordinator.base_watch import AgainstBase, BaseWatch
 from tandem_coordinator.foreign_checkpoints import ForeignCheckpoints
 from tandem_coordinator.log_followers import EvaluatorFollower, LedgerPosition, Training, TrainingLogs
 from tandem_coordinator.optimizer_watch import OptimizerWatch
+from tandem_coordinator.provenance_log import ProvenanceLog
 from tandem_coordinator.weights_watch import Unchanged, WeightsWatch
 
 POLL_SECONDS = 0.5
@@ -147,6 +148,8 @@ class Observed:
     """Seconds for which evaluator processes existed, by purpose, since the last record of a ledger."""
     bucket: BucketUsage | None = None
     """Requests to the job's bucket; None without one."""
+    provenance: ProvenanceHead | None = None
+    """The end of the run's chain; None before the first entry."""
     read_at: float | None = None
     """Time at which the logs were read, in seconds since the epoch."""
 
@@ -171,6 +174,7 @@ class RunDirectory:
         has_base: the model that training begins with is evaluated, too.
         ledger_position: the part of its logs that the ledger has counted already.
         job: the job whose micro-batch limits are read; None: none are.
+        provenance: the run's chain, to which everything that is new is added; None: this process does not write it.
     """
 
     def __init__(
@@ -181,8 +185,9 @@ class RunDirectory:
         has_base: bool = False,
         ledger_position: LedgerPosition | None = None,
         job: DistributedTrainingJob | None = None,
+        provenance: ProvenanceLog | None = None,
     ) -> None:
-        self._rundir, self._evaluation = rundir, evaluation
+        self._rundir, self._evaluation, self._provenance = rundir, evaluation, provenance
         self._foreign = (
             ForeignCheckpoints(rundir.path, frozenset({*FOLDERS, *EARLIER_FOLDERS, WATCHED})) if is_own_script else None
         )
@@ -219,11 +224,13 @@ class RunDirectory:
         Raises:
             OSError, ValueError: the directory cannot be read, or is damaged; the next poll may succeed.
         """
-        before = self._lineage.newest
+        before = self._lineage.newest, len(self._lineage.rewinds)
         self._lineage.look()
-        if self._job is not None and self._lineage.newest != before:
+        if self._job is not None and self._lineage.newest != before[0]:
             # One that did not fit ends its generation.
             self._limits = tuple(self._rundir.limits(self._job))
+        if self._provenance is not None and (self._lineage.newest, len(self._lineage.rewinds)) != before:
+            self._provenance.records()
         logs = list_folder(self._rundir.log)
         # Checkpoints off the chain were superseded by a restart: neither the newest nor the best is among them.
         checkpoints = [ref for ref in self._checkpoints() if self._lineage.counts(ref)]
@@ -250,6 +257,10 @@ class RunDirectory:
             *(corruption for log in self._logs.values() for corruption in log.corruptions),
         ]
         foreign = self._foreign
+        if self._provenance is not None:
+            if ending is not None:
+                self._provenance.ended(self._lineage.newest, ending.failed, ending.reason, ending.message)
+            self._provenance.flush()
         return Observed(
             ending=ending,
             finished=self._rundir.finished_members(),
@@ -275,13 +286,16 @@ class RunDirectory:
             lines_lost=sum(log.lines_lost for log in self._logs.values()),
             volume=self._volume_space(now),
             bucket=self._bucket.total(logs),
+            provenance=None if self._provenance is None else self._provenance.end,
             evaluator_seconds=_sums(log.seconds for log in self._logs.values()),
             read_at=now,
         )
 
     def take_problems(self) -> Sequence[str]:
-        """New sentences about checkpoints of a script that are not evaluated, or may not be."""
-        return [] if self._finder is None else self._finder.take_problems()
+        """New sentences about checkpoints of a script that are not evaluated, or may not be, and about provenance that
+        cannot be written."""
+        problems = [] if self._finder is None else list(self._finder.take_problems())
+        return problems if self._provenance is None else [*problems, *self._provenance.take_problems()]
 
     def _checkpoints(self) -> list[CheckpointRef]:
         names = self._rundir.checkpoint_names()
@@ -314,6 +328,8 @@ class RunDirectory:
             return None
         self._saved[manifest.reference] = SavedCheckpoint(manifest.created_at, manifest.size)
         self._weights.record(manifest)
+        if self._provenance is not None:
+            self._provenance.checkpoint(manifest)
         self._optimizers.record(self._rundir.checkpoint(name), manifest)
         return manifest.reference
 
@@ -339,6 +355,8 @@ class RunDirectory:
                 continue
             self._published = max(self._published or 0.0, published_at)
             self._merged.add(reference)
+            if self._provenance is not None:
+                self._provenance.score(reference, result.metrics)
             if score := self._score(result):
                 self._scores[reference] = score
                 # The metrics shown are those of the newest evaluated checkpoint, in whatever order results come.

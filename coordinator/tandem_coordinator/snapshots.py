@@ -145,6 +145,7 @@ def status(
         latest_checkpoint=observed.latest_checkpoint,
         latest_evaluation=observed.latest_evaluation,
         best_checkpoint=observed.best,
+        provenance=observed.provenance,
         against_base=list(observed.against_base.compared),
         evaluation_lag_steps=observed.lag_steps,
         evaluated_at=None if observed.evaluated_at is None else rfc3339(observed.evaluated_at),

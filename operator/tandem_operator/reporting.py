@@ -140,6 +140,7 @@ def status(
         "latest_evaluation": _rounded_score(base.latest_evaluation or old.latest_evaluation),
         "best_checkpoint": _rounded_score(base.best_checkpoint or old.best_checkpoint),
         "against_base": base.against_base or old.against_base,
+        "provenance": base.provenance or old.provenance,
     }
     # Rates are only true at the moment of an answer.
     if has_ended or snapshot is None:

@@ -29,6 +29,7 @@ CALLS: dict[str, tuple[list[str], int, str]] = {
     "compare": ([URL, URL], 0, "accuracy"),
     "export": ([URL, "--to", "HERE/csv"], 0, "HERE/csv"),
     "verify": ([URL], 0, "each of"),
+    "prove": ([URL, "--steps", "24-26"], 0, f"give the checkpoint {LATEST}, bit for bit"),
     "evaluate": ([URL, "latest"], 0, "as recorded"),
     "copy": ([URL, "HERE/copy"], 0, LATEST),
     "checkpoints ls": ([URL], 0, LATEST),

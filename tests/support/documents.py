@@ -44,7 +44,7 @@ KUBECTL = {
 HELM = {"install", "upgrade", "uninstall", "template", "rollback", "get", "list"}
 # What typer raises for a wrong command line; it has no public name for it.
 _USAGE: Any = typer.BadParameter.__mro__[1]
-OTHERS = {".", "eval", "git", "module", "pip", "python", "python3", "sacctmgr", "sinfo", "torchrun"}
+OTHERS = {".", "eval", "git", "module", "openssl", "pip", "python", "python3", "sacctmgr", "sinfo", "torchrun"}
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ from tandem.processes.limits import raise_open_files
 from tandem.processes.supervision import is_given_up
 from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
+from tandem.rundir.provenance import KEY, read_private_key
 from tandem.wire.status import Event
 from tandem_cli import launch_line
 from tandem_cli.bucket import describe_missing
@@ -94,6 +95,8 @@ def run(
     command = Command(file, tuple(overrides or ()), run_dir, port, metrics_port, pin, code, tuple(args or ()))
     if (token := os.environ.get(TOKEN)) and (weak := token_weakness(token)):
         raise UserError(weak)
+    if signing_key := os.environ.get(KEY):
+        read_private_key(Path(signing_key))
     requests = Requests()
     with requests.caught(), packed_if_given(code) as pack:
         source = command.source()

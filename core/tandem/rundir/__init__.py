@@ -16,6 +16,7 @@ file_copy        copies of files that another process may write to
 micro_batch      micro-batches that did not fit into memory
 log              JSON-lines logs with one writer each
 records          the typed records of these logs
+provenance       the hash chain of what a run used and produced
 ledger           the newest ledger that the coordinator recorded
 archive          a run directory as a tar stream
 code             the packed code of a job, and the processes that work in it

@@ -18,6 +18,7 @@
     tracking/                             the run's identity on a tracking server (tandem_coordinator.tracking), and
                                           the spans that a collector has (tandem_coordinator.tracing)
     log/….jsonl                           log records; one writer for each file; for people and reports only
+    log/provenance.jsonl                  the coordinator's hash chain of what the run used and produced (provenance)
     BROKEN-OFF                            the last checkpoint of a training loop that ended early: no step follows
     DONE | FAILED.json                    the end of training, at which evaluators drain and stop
     previous/  attempt/                   the content of an earlier run, moved here unchanged (see ownership)
@@ -171,6 +172,11 @@ class RunDir:
     def coordinator_log(self) -> Path:
         """The coordinator's log."""
         return self.log / "coordinator.jsonl"
+
+    @property
+    def provenance(self) -> Path:
+        """The hash chain of what the run used and produced (tandem.rundir.provenance)."""
+        return self.log / "provenance.jsonl"
 
     def training_log(self, generation: int) -> Path:
         """The log of rank 0 of a generation."""

@@ -81,6 +81,9 @@ class GenerationRecord(Model):
     standby: bool = False
     """Its ranks are those of a script whose loop can go on in another group, so new ones may prepare themselves before
     they join."""
+    machine: dict[str, str] = {}
+    """The machine of the first rank, as far as the results of a step may depend on it: `torch`, `processor`, `device`,
+    and `threads` of a rank."""
     started_at: float
     """Seconds since the epoch, of the writer's clock; for people only."""
 

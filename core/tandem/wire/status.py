@@ -234,6 +234,15 @@ class Compared(Model):
     """Value of the best checkpoint; absent while there is none."""
 
 
+class ProvenanceHead(Model):
+    """The end of a run's hash chain (tandem.rundir.provenance), as seen outside of the run directory."""
+
+    entries: WholeNumber
+    """Number of entries."""
+    head: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    """SHA-256 of the last entry, which stands for all of them."""
+
+
 class Status(Model):
     """The state of a DistributedTrainingJob."""
 
@@ -291,6 +300,8 @@ class Status(Model):
     """Problems that did not end the job; absent while there are none."""
     ledger: Ledger | None = None
     """GPU time, CPU time and cost so far, by purpose."""
+    provenance: ProvenanceHead | None = None
+    """The end of the run's record of what it used and produced, which `tandem prove` verifies."""
     start_time: Word | None = None
     """Start of the first generation, RFC 3339."""
     completion_time: Word | None = None

@@ -56,6 +56,7 @@ from tandem_trainer.checkpoint.state import CheckpointMismatch
 from tandem_trainer.checkpoint.train_state import Contents
 from tandem_trainer.checkpoint.writer import Superseded
 from tandem_trainer.failure import ConfigurationError, Disagreement
+from tandem_trainer.machine import describe_machine
 from tandem_trainer.process_group import Group, PeerFault
 
 LEASE_SECONDS = 3600.0
@@ -317,6 +318,7 @@ def record_start(
             world_size=group.world_size,
             members=members,
             standby=standby,
+            machine=describe_machine(group.device),
             started_at=time.time(),
         )
         rundir.refresh()
