@@ -18,6 +18,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.wire.protocol import FIRST_PROTOCOL, PROTOCOL, Answer, Membership, Sync
+from tandem.wire.reasons import Reason
 from tandem.wire.status import Snapshot, Status, Troubles, with_cause
 from tandem_coordinator import failures, group_state, membership
 from tandem_coordinator.failures import failure_time, first_failed_at
@@ -33,6 +34,7 @@ from tandem_coordinator.group_state import (
     FailureReport,
     Hung,
     MemberFinished,
+    NumbersFound,
     Open,
     Retarget,
     Rules,
@@ -484,9 +486,14 @@ class Coordinator:
                 self._has_warned = True
                 self._history.report(STOP_WHEN_IGNORED, "warning")
             self._troubles.exclusion_message = failures.describe_exclusions(self.state)
-            has_changed = self._troubles.update(self._observed, self._history.lines_lost, time.monotonic())
+            # Before the first poll nothing is known of what the coordinator before this one has reported.
+            has_changed = self._observed.read_at is not None and self._troubles.update(
+                self._observed, self._history.lines_lost, time.monotonic()
+            )
             if has_changed and (troubles := self._troubles.troubles):
                 self._history.write(records.TroublesRecord(time=log_time(), **troubles.model_dump()))
+            if self._troubles.corruption and self.job.spec.elasticity.on_corruption == "Stop":
+                self._apply(NumbersFound(Cause(Reason.NUMBERS_WRONG, self._troubles.corruption)))
             clock, observed = Instant(time.time(), time.monotonic()), self._observed
             self._count_time()
             if (record := self._ledger.due(clock)) is not None:

@@ -401,13 +401,20 @@ class RunEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class NumbersFound:
+    """Numbers that are wrong were found, and the job says that it fails at that."""
+
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True)
 class MemberFinished:
     """All ranks of a member have exited with code 0, as its agent has recorded in the run directory."""
 
     member: FinishedMember
 
 
-Event = Synced | Disconnected | Retarget | Tick | Hung | MemberFinished | RunEnded
+Event = Synced | Disconnected | Retarget | Tick | Hung | MemberFinished | NumbersFound | RunEnded
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from tandem.rundir.log import LogWriter
 from tandem.wire.measures import is_restart
 from tandem.wire.protocol import Membership, RankReport, Trouble
 from tandem.wire.status import (
+    CORRUPTIONS,
     EVALUATION_FAILED,
     EXCLUDED,
     HALVED,
@@ -50,6 +51,8 @@ RESOLVED = {
     NOT_UPLOADED: ("upload_message", "bucket: everything has been uploaded"),
 }
 """The field of `Troubles` of each trouble that can end, and the event that reports its end."""
+WRONG_NUMBERS = (*CORRUPTIONS, WEIGHTS_UNCHANGED)
+"""The troubles at which a job with `elasticity.onCorruption: Stop` fails."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
@@ -201,7 +204,10 @@ class TroubleWatch:
         self.tracking_message = ""
         self.upload_message = ""
         """Problem of the tracking server; empty if it has received everything."""
+        self.corruption = ""
+        """The wrong numbers that the last update has found, and the newest checkpoint from before; empty if none."""
         self._reported: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
         self._troubles: Troubles | None = None
 
     def begin(self) -> None:
@@ -234,6 +240,7 @@ class TroubleWatch:
             own_lines_lost: of the coordinator's own log.
             now: monotonic time.
         """
+        checkpoint_before = self._newest
         if observed.latest_checkpoint != self._newest:
             self._newest, self._carried = observed.latest_checkpoint, 0
         in_a_row, evaluations = self._in_a_row, observed.evaluations
@@ -286,11 +293,16 @@ class TroubleWatch:
             NOT_TRACKED: int(bool(troubles.tracking_message)),
             NOT_UPLOADED: int(bool(troubles.upload_message)),
         }
+        self.corruption = ""
         for trouble in trouble_messages(troubles):
             count, reported = counts[trouble.reason], self._reported.get(trouble.reason, 0)
+            if before is not None and trouble.reason in WRONG_NUMBERS and count > self._counts.get(trouble.reason, 0):
+                name = "none" if checkpoint_before is None else checkpoint_before.name
+                self.corruption = f"{trouble.text}; the newest checkpoint from before it was found: {name}"
             if count > reported and (count >= 2 * reported or trouble.reason in (REWOUND, HALVED)):
                 self._reported[trouble.reason] = count
                 self._report(trouble.text, trouble.level)
+        self._counts = counts
         return troubles != (before or NO_TROUBLES)
 
     def _count_logged(self, failed: int, now: float) -> None:

@@ -54,8 +54,10 @@ from tandem_coordinator.group_state import (
     Disconnected,
     Event,
     Exclusion,
+    FailJob,
     Hung,
     MemberFinished,
+    NumbersFound,
     Open,
     Retarget,
     Rules,
@@ -133,6 +135,10 @@ def step(state: State, event: Event, now: float) -> Transition:
             return _close_hung(state, event, now)
         case MemberFinished(member):
             return _take_record(state, member)
+        case NumbersFound(cause):
+            # Training that is complete, or has failed already, has another end.
+            is_over = state.failing is not None or state.completing is not None
+            return (state, ()) if is_over else (replace(state, failing=cause), (FailJob(cause),))
         case RunEnded(cause):
             return _end(state, cause)
 

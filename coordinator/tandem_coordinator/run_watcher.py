@@ -173,7 +173,8 @@ class RunDirectory:
         is_own_script: a user's own script trains, and may save in its own format.
         has_base: the model that training begins with is evaluated, too.
         ledger_position: the part of its logs that the ledger has counted already.
-        job: the job whose micro-batch limits are read; None: none are.
+        job: the job whose micro-batch limits are read, and which says whether checkpoints are compared; None: no limits
+            are, and they are.
         provenance: the run's chain, to which everything that is new is added; None: this process does not write it.
     """
 
@@ -193,6 +194,7 @@ class RunDirectory:
         )
         self._lineage, self._results = Lineage(rundir), Results(rundir)
         self._job = job
+        self._compares = job is None or job.spec.elasticity.on_corruption != "Off"
         self._bucket = UsageReader()
         self._limits: tuple[int, ...] = ()
         self._manifests: dict[str, CheckpointRef | None] = {}
@@ -327,10 +329,11 @@ class RunDirectory:
         except Broken:
             return None
         self._saved[manifest.reference] = SavedCheckpoint(manifest.created_at, manifest.size)
-        self._weights.record(manifest)
         if self._provenance is not None:
             self._provenance.checkpoint(manifest)
-        self._optimizers.record(self._rundir.checkpoint(name), manifest)
+        if self._compares:
+            self._weights.record(manifest)
+            self._optimizers.record(self._rundir.checkpoint(name), manifest)
         return manifest.reference
 
     def _read_scores(

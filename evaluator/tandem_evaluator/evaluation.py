@@ -177,10 +177,11 @@ class TaskScoring:
 
     Args:
         evaluation: model and data of the job's task.
+        compares: whether the weights are compared with their checkpoint after they were scored.
     """
 
-    def __init__(self, evaluation: Evaluation) -> None:
-        self._evaluation, self._library = evaluation, Library()
+    def __init__(self, evaluation: Evaluation, compares: bool = True) -> None:
+        self._evaluation, self._library, self._compares = evaluation, Library(), compares
 
     def read(self, folder: Path, manifest: Manifest | None) -> dict[str, Tensor]:
         """The weights, read and verified once for all evaluators of a node."""
@@ -205,7 +206,7 @@ class TaskScoring:
             confusion=tally.confusion,
             wrong=tally.wrong,
             validation=validation_counts(tally.held_out),
-            weights=self._library.digest(),
+            weights=self._library.digest() if self._compares else "",
             note="" if tally.loss_sum is not None else "the loss is not finite",
             seconds=max(0.0, now - work.started),
             evaluator=work.evaluator,

@@ -56,7 +56,7 @@ def scoring_of(job: DistributedTrainingJob) -> "Scoring":
     from tandem_trainer.failure import ConfigurationError
 
     try:
-        return TaskScoring(Evaluation.load(job.spec.trainer.images))
+        return TaskScoring(Evaluation.load(job.spec.trainer.images), job.spec.elasticity.on_corruption != "Off")
     except ConfigurationError as error:
         raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
     except OSError as error:

@@ -62,12 +62,17 @@ class UnusableTask(Exception):  # noqa: N818 - it says what is the case
 class TaskEvaluation:
     """The model and the test data of a task, created once.
 
+    Args:
+        compares: whether the weights are compared with their checkpoint before they are scored.
+
     Raises:
         UnusableTask: there is no test data.
     """
 
-    def __init__(self, task: Task[Any], loop: Loop, evaluators: Evaluators | None = None) -> None:
-        self._task, self._name = task, name_of(type(task))
+    def __init__(
+        self, task: Task[Any], loop: Loop, evaluators: Evaluators | None = None, compares: bool = True
+    ) -> None:
+        self._task, self._name, self._compares = task, name_of(type(task)), compares
         self._data = task.data("test")
         if not has_indices(self._data) or not len(self._data):
             raise UnusableTask(f'{self._name}.data("test") returned no samples to evaluate with')
@@ -91,7 +96,7 @@ class TaskEvaluation:
             # Tensors may be changed: these pages are this process's own.
             memory = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
         # Before the model gets them: a loader of its own may change the tensors in place.
-        checkpoint.scored = digest_of(memoryview(memory))
+        checkpoint.scored = digest_of(memoryview(memory)) if self._compares else ""
         load_weights(self._model, parse(memoryview(memory)))
         totals: dict[str, Value] = {}
         loss: Value = Mean.from_samples([])
@@ -244,7 +249,8 @@ def main() -> int:
     try:
         rundir = RunDir(os.environ[RUN_DIR])
         job = rundir.read_job()
-        evaluation = TaskEvaluation(task_in(rundir), job.spec.trainer.settings_of_loop, job.spec.evaluation)
+        spec, compares = job.spec, job.spec.elasticity.on_corruption != "Off"
+        evaluation = TaskEvaluation(task_in(rundir), spec.trainer.settings_of_loop, spec.evaluation, compares)
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
     except (UnusableTask, ConfigurationError, CheckpointMismatch) as error:

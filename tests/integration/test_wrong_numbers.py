@@ -18,8 +18,9 @@ SCRIPT = str(SCRIPTS / "lying.py")
 LEAVES = 11
 
 
-def rundir_of(path: Path) -> RunDir:
-    job = manifests.job("lying", trainer={"command": ["python", SCRIPT]}, checkpoint={"everySteps": 5, "keepLast": 9})
+def rundir_of(path: Path, reaction: str = "Continue") -> RunDir:
+    checkpoint, elasticity = {"everySteps": 5, "keepLast": 9}, {"onCorruption": reaction}
+    job = manifests.job("lying", trainer={"command": ["python", SCRIPT]}, checkpoint=checkpoint, elasticity=elasticity)
     return manifests.run_directory(path, job)
 
 
@@ -55,6 +56,21 @@ def test_samples_that_come_twice_or_late_are_named_by_the_next_vote(
     assert f": step {first} took other samples than seed and order give it" in record["message"]
     # A save comes every five steps, and a vote before each.
     assert record["count"] <= 5
+
+
+@pytest.mark.parametrize("reaction", ["Stop", "Off"])
+def test_a_job_says_that_wrong_numbers_end_it_or_that_nothing_is_compared(tmp_path: Path, reaction: str) -> None:
+    rundir = rundir_of(tmp_path, reaction)
+    directory, _ = watched(rundir)
+    with Ranks(rundir, 1, SCRIPT, "swaps", "AdamW") as ranks:
+        codes, output = ranks.finish()
+    found = [(one.reason, one.count) for one in directory.poll(time.time()).corruptions]
+    if reaction == "Off":
+        assert (codes, found) == ([ExitCode.DONE], []), output
+    else:
+        # Step 8 is named by the vote before the save after step 10, which therefore does not happen.
+        assert (codes, found[0][0]) == ([ExitCode.FAILED], "SamplesDiffer"), output
+        assert rundir.checkpoint_names() == ["step-000000005"]
 
 
 @pytest.mark.parametrize(

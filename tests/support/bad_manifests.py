@@ -172,6 +172,7 @@ REFUSED: tuple[BadManifest, ...] = (
         "metadata.name",
     ),
     _trainer("nameless-variable", "env: [{value: a}]", "missing|Required", "[0].name"),
+    _spec("no-reaction", "elasticity: {onCorruption: Ignore}", "Continue", ".onCorruption"),
     _spec("no-heartbeat", "elasticity: {heartbeatSeconds: 0}", "a number from 0.1 to 60", ".heartbeatSeconds"),
     _case("no-spec", NAMED, "missing|Required", "spec"),
     _named("no-trainer", "spec: {workers: {replicas: 2}}", "missing|Required", ".trainer"),

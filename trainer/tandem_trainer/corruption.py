@@ -1,7 +1,9 @@
 """Wrong numbers of a run: what the comparisons find is recorded in the training log, with ranks and machines.
 
 The coordinator reads it there and makes an Event, a metric and a trouble of it. Ranks that differ end their group as
-before; what rank 0 alone compares (samples with their order, an optimizer with its checkpoint) does not stop training.
+before; what rank 0 alone compares (samples with their order, an optimizer with its checkpoint) does not stop training,
+unless the job says `elasticity.onCorruption: Stop`. Then rank 0 ends here, and the coordinator, which reads the same
+record, fails the job.
 """
 
 import time
@@ -26,16 +28,21 @@ CLOSE_SECONDS = 2.0
 """Time limit of a record where the generation has no log yet, in seconds."""
 
 
+class NumbersWrong(Exception):  # noqa: N818 - it is what is the case
+    """Numbers of the run are wrong, and the job stops at that; the message is what was recorded."""
+
+
 class CorruptionLog:
     """Records wrong numbers.
 
     Args:
         context: identity of this process.
         writer: returns the training log; None on other ranks than 0, and before the generation has begun.
+        stops: whether a difference ends the job.
     """
 
-    def __init__(self, context: RankContext, writer: Callable[[], LogWriter | None]) -> None:
-        self._context, self._writer = context, writer
+    def __init__(self, context: RankContext, writer: Callable[[], LogWriter | None], stops: bool = False) -> None:
+        self._context, self._writer, self._stops = context, writer, stops
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -43,7 +50,7 @@ class CorruptionLog:
         try:
             yield
         except Disagreement as error:
-            self.record(error.corruption, str(error), error.ranks)
+            self._write(error.corruption, str(error), error.ranks)
             raise
 
     def record(self, reason: CorruptionKind, message: str, ranks: Sequence[int] = (0,), count: int = 1) -> None:
@@ -54,9 +61,18 @@ class CorruptionLog:
             message: a sentence.
             ranks: ranks that are named with their machines.
             count: number of differences.
+
+        Raises:
+            NumbersWrong: the job stops at that.
         """
+        text = self._write(reason, message, ranks, count)
+        if text and self._stops:
+            raise NumbersWrong(text)
+
+    def _write(self, reason: CorruptionKind, message: str, ranks: Sequence[int], count: int = 1) -> str:
+        """Write a record, and return its message; empty on other ranks than 0."""
         if self._context.group.rank != 0:
-            return
+            return ""
         # In front: long messages are cut at their end.
         machines = "; ".join(f"rank {rank} ({self._context.machine(rank)})" for rank in ranks[:MAX_RANKS_NAMED])
         text = f"{machines}: {message}" if machines else message
@@ -64,10 +80,11 @@ class CorruptionLog:
         if (writer := self._writer()) is not None:
             writer.append(record)
             writer.settle()
-            return
+            return text
         writer = LogWriter(self._context.rundir.training_log(self._context.generation))
         writer.append(record)
         writer.close(CLOSE_SECONDS)
+        return text
 
 
 class SamplePlan:

@@ -18,7 +18,7 @@ from typing import Protocol
 from torch import Tensor
 
 from tandem.formatting import count_noun, number
-from tandem.job.resource import CheckpointSpec
+from tandem.job.resource import CheckpointSpec, OnCorruption
 from tandem.job.tasks import RewindOn
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir import records
@@ -131,12 +131,13 @@ class ElasticRun:
         self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
         self._interval = SaveInterval(checkpoints)
         check_disk(context.rundir, context.group)
-        self._rewinds = _rewinds_of_all(context.rundir, context.group)
+        self._rewinds, self.on_corruption = _start_of_all(context.rundir, context.group)
         self._skipped_windows = windows(self._rewinds)
         self._total: int | None = None
         self._log: LogWriter | None = None
         self._log_is_closed = False
-        self._corruptions = CorruptionLog(context, lambda: self._log)
+        self.corruptions = CorruptionLog(context, lambda: self._log, self.on_corruption == "Stop")
+        """Log of wrong numbers."""
         self._scores = ScoreWatch(context.rundir) if context.group.rank == 0 else None
         self.early_reason = ""
         """Reason of the script for ending training early; empty if it gave none."""
@@ -236,11 +237,12 @@ class ElasticRun:
         else:
             train_state.load(restored.loaded.contents)
             self._interval.restore(restored.loaded.manifest.loop)
-            misfit = optimizer_problem(restored.loaded.manifest, train_state)
+            if self._compares:
+                misfit = optimizer_problem(restored.loaded.manifest, train_state)
             # The copy in memory is as large as the model and its optimizer state.
             restored.loaded = None
         # The record of the generation is written once all ranks hold equal weights: from then on it counts as trained.
-        with self._corruptions.recording():
+        with self.corruptions.recording():
             compare(group, train_state.replicated())
         parent = manifest.reference if manifest else None
         record_start(
@@ -260,7 +262,7 @@ class ElasticRun:
                 log.warning("checkpoint=%s passed over: %s", name, reason)
             self._log_start(self.step, None if parent is None else parent.name, facts)
         if misfit:
-            self._corruptions.record(OPTIMIZER_DIFFERS, misfit)
+            self.corruptions.record(OPTIMIZER_DIFFERS, misfit)
         return manifest
 
     def _continue(self, source: StateSource, live: LiveState | None, facts: RunDescription) -> None:
@@ -269,7 +271,7 @@ class ElasticRun:
         # A rank that receives a state does not hold its own any more.
         self.is_replaced = group.rank in source.receivers
         hand_over(group, source, self._train_state)
-        with self._corruptions.recording():
+        with self.corruptions.recording():
             compare(group, self._train_state.replicated())
         continuation = source.continuation
         self._interval = self._interval if live is None else live.interval
@@ -322,7 +324,7 @@ class ElasticRun:
         self._saver.last, self._is_prepared = checkpoint, True
         self.meter = Meter(self._data.steps_per_epoch, group.world_size, self._total, self._log, context.pulse)
         self._samples_since_vote = SampleDigest()
-        self._plan = SamplePlan(self._data if group.rank == 0 else None)
+        self._plan = SamplePlan(self._data if self._compares and group.rank == 0 else None)
         # Under hogwild the weights are one shared copy, so there are no replicas to compare.
         self._replicas = Replicas(group, dict if facts.is_shared else train_state.replicas, facts.mistake)
         # The first vote follows the first step: it measures how many steps fit between two votes.
@@ -440,8 +442,9 @@ class ElasticRun:
             global_loss: the global mean, where this rank knows it; scalar.
         """
         step = self.step + 1
-        self._samples_since_vote.add(step, ids, content)
-        self._plan.add(step, self.data_step, ids)
+        if self._compares:
+            self._samples_since_vote.add(step, ids, content)
+            self._plan.add(step, self.data_step, ids)
         if self._survives:
             self._all_samples.add(step, ids, content)
             # The slowest of two ranks whose group is gone is one step behind.
@@ -558,10 +561,10 @@ class ElasticRun:
         )
         if not verdict.same_samples:
             # Before the steps are logged: the log holds only samples that all ranks have agreed on.
-            with self._corruptions.recording():
+            with self.corruptions.recording():
                 refuse_samples(group, self._samples_since_vote, step - len(losses) + 1, step)
         self._samples_since_vote.clear()
-        self._plan.report(self._corruptions)
+        self._plan.report(self.corruptions)
         # All below follows from the vote and from numbers that are equal on all ranks, so all ranks do the same.
         self._next_vote_step = step + verdict.steps_to_next
         self._ends_early = verdict.finish and not is_last
@@ -589,8 +592,14 @@ class ElasticRun:
             self._last_save = time.monotonic()
 
     def _compare_replicas(self) -> None:
-        with self._corruptions.recording():
-            self._replicas.compare(self.step)
+        if self._compares:
+            with self.corruptions.recording():
+                self._replicas.compare(self.step)
+
+    @property
+    def _compares(self) -> bool:
+        """Whether numbers are compared beyond those that ranks must share at a start."""
+        return self.on_corruption != "Off"
 
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
@@ -680,7 +689,12 @@ def _values_by_rank(reports: Sequence[Mapping[str, float]], name: str) -> dict[s
     return {str(rank): report[name] for rank, report in enumerate(reports) if name in report} or None
 
 
-def _rewinds_of_all(rundir: RunDir, group: Group) -> list[Rewind]:
-    """Read the rewinds of the run on rank 0, and send them to all ranks. Collective."""
-    recorded = [rewind.dump() for rewind in rundir.rewind_records()] if group.rank == 0 else []
-    return [Rewind.parse(rewind) for rewind in group.tell({"rewinds": recorded})["rewinds"]]
+def _start_of_all(rundir: RunDir, group: Group) -> tuple[list[Rewind], OnCorruption]:
+    """Read the rewinds of the run, and the reaction to wrong numbers, on rank 0, and send them to all ranks.
+    Collective."""
+    recorded: dict[str, object] = {}
+    if group.rank == 0:
+        recorded["rewinds"] = [rewind.dump() for rewind in rundir.rewind_records()]
+        recorded["onCorruption"] = rundir.read_job().spec.elasticity.on_corruption
+    answer = group.tell(recorded)
+    return [Rewind.parse(rewind) for rewind in answer["rewinds"]], answer["onCorruption"]

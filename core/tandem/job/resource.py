@@ -309,6 +309,10 @@ class CheckpointSpec(Model):
         return self.every_seconds
 
 
+OnCorruption = Literal["Continue", "Stop", "Off"]
+"""Reaction to numbers that are wrong."""
+
+
 class Elasticity(Model):
     """The group's reaction to lost workers, hangs and new workers."""
 
@@ -346,6 +350,10 @@ class Elasticity(Model):
     """Reaction of the ranks to a member that is lost or joins. `Restart`: all start again from the newest checkpoint.
     `Regroup`: those that live keep their process and their state, and take the interrupted step again with the members
     that there are. Alpha; for tasks with `strategy: ddp` and sessions on CPUs, on Linux. Others restart."""
+    on_corruption: OnCorruption = "Continue"
+    """Reaction to numbers that are found to be wrong, such as weights that differ between ranks. `Continue`: the job
+    goes on where it can. `Stop`: it fails, and names the newest checkpoint from before. `Off`: nothing is compared but
+    what ranks must share at a start."""
     preflight: bool = False
     """Have all members compute, reduce and exchange a little data before ranks start in a group with a new member, and
     continue without members that are wrong, much slower than the others, or unreachable. Takes a few seconds."""

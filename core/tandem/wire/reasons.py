@@ -48,6 +48,7 @@ class Reason(StrEnum):
     CHECKPOINTS_DAMAGED = "CheckpointsDamaged"
     DIVERGED = "Diverged"
     HUNG = "Hung"
+    NUMBERS_WRONG = "NumbersWrong"
     TRAINING_FAILED = "TrainingFailed"
 
 
@@ -61,6 +62,7 @@ RECORDED_REASONS = {
         for reason in (
             *(Reason.REPEATED_FAILURE, Reason.RESTARTS_EXHAUSTED, Reason.INVALID_CONFIGURATION, Reason.DOES_NOT_START),
             *(Reason.CHECKPOINT_DOES_NOT_FIT, Reason.CHECKPOINTS_DAMAGED, Reason.DIVERGED, Reason.HUNG),
+            Reason.NUMBERS_WRONG,
         )
     },
 }

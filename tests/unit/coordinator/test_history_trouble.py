@@ -186,6 +186,28 @@ def test_wrong_numbers_are_said_when_they_are_found_and_when_there_are_twice_as_
     ]
 
 
+def test_wrong_numbers_are_those_of_the_last_look_and_name_the_checkpoint_from_before(world: World) -> None:
+    found = Corruption(reason="RanksDiffer", count=4, message="rank 1 differs")
+    world.look(corruptions=[found], latest_checkpoint=NEW)
+    assert world.watch.corruption == (
+        "rank 1 differs (4 times); the newest checkpoint from before it was found: step-000000250"
+    )
+    world.look(corruptions=[found])
+    assert world.watch.corruption == ""
+    # Each time counts, also where it is not said again.
+    world.look(corruptions=[found.model_copy(update={"count": 5})])
+    assert world.watch.corruption.endswith("(5 times); the newest checkpoint from before it was found: step-000000500")
+    world.look(unchanged=Unchanged(1, "1 repeats"))
+    assert world.watch.corruption.startswith("1 repeats; ")
+
+
+def test_wrong_numbers_of_the_time_of_another_coordinator_are_none_of_the_last_look(world: World) -> None:
+    again = World()
+    again.watch = TroubleWatch(lambda text, level: None, 1.0)
+    again.look(corruptions=[Corruption(reason="RanksDiffer", message="rank 1 differs")])
+    assert again.watch.corruption == ""
+
+
 def test_checkpoints_that_are_worse_than_the_base_model_are_said_once_and_so_is_the_end_of_it(world: World) -> None:
     worse = AgainstBase(worse=3, message="the last 3 are worse")
     for _ in range(3):

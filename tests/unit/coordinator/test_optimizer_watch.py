@@ -12,7 +12,7 @@ from torch import Tensor
 from tandem.rundir.checkpoint import COUNTERS, OPTIMIZER, WEIGHTS
 from tandem.wire.status import OPTIMIZER_DIFFERS, Corruption
 from tandem_coordinator.run_watcher import RunDirectory
-from tests.support import checkpoints
+from tests.support import checkpoints, manifests
 from tests.support.worlds.small_run import SmallRun
 
 MOMENTS = {"a/exp_avg": torch.ones(4), "a/step": torch.tensor(50.0)}
@@ -31,7 +31,8 @@ def found(run: SmallRun, moments: dict[str, Tensor] | bytes | None, claimed: Any
     if moments is not None:
         files[OPTIMIZER] = moments if isinstance(moments, bytes) else save(moments)
     checkpoints.commit(run.rundir, 50, 1, files=files, created_at=time.time(), loop={COUNTERS: claimed})
-    directory = RunDirectory(run.rundir, run.rundir.read_job().spec.evaluation)
+    job = run.rundir.read_job()
+    directory = RunDirectory(run.rundir, job.spec.evaluation, job=job)
     directory.poll(time.time())
     return [*directory.poll(time.time()).corruptions]
 
@@ -43,6 +44,13 @@ def test_moments_of_another_step_are_named_once(run: SmallRun) -> None:
         message="step-000000050 of generation 1 holds an optimizer state after 50 updates of a, and the optimizer had "
         "made 100",
     )
+
+
+def test_where_nothing_is_to_be_compared_nothing_is_named(run: SmallRun) -> None:
+    job = run.rundir.read_job()
+    run.rundir.write_job(manifests.job(elasticity={"onCorruption": "Off"}))
+    assert found(run, MOMENTS, {"a/step": 100.0}) == []
+    run.rundir.write_job(job)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.int64, torch.int32])

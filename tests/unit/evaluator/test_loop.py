@@ -16,7 +16,9 @@ from tandem_evaluator import loop
 from tandem_evaluator.evaluation import Evaluation, TaskScoring
 from tandem_evaluator.evaluator_log import EvaluatorLog
 from tandem_evaluator.loop import Evaluator
+from tandem_evaluator.preparation import scoring_of
 from tandem_trainer.checkpoint.lending import Library
+from tests.support import manifests
 from tests.support.buckets import memory, pod_of
 from tests.support.evaluator_run import Run
 
@@ -278,6 +280,19 @@ def test_what_was_scored_with_the_weights_of_another_checkpoint_is_scored_again(
     ((reason, message),) = corruptions(run, log)
     assert (reason, message[: len(why)]) == ("ScoresDiffer", why)
     assert why_bad(run, log) == {}
+
+
+def test_where_nothing_is_to_be_compared_any_weights_count(
+    run: Run, log: EvaluatorLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, final = checkpoint(run, 10), checkpoint(run, 20)
+    run.rundir.mark_done(final)
+    of_another(monkeypatch, run, other, times=1000)
+    job = manifests.job(elasticity={"onCorruption": "Off"})
+    job = job.model_copy(update={"spec": run.job.spec.model_copy(update={"elasticity": job.spec.elasticity})})
+    assert Evaluator(run.rundir, job.spec.evaluation, NAME, scoring_of(job), log).run() == ExitCode.DONE
+    assert "weights" not in run.merged(final)
+    assert corruptions(run, log) == []
 
 
 def test_a_process_that_scores_other_weights_twice_leaves_the_checkpoint_to_others(

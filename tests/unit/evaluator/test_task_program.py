@@ -79,6 +79,9 @@ def test_the_weights_that_were_read_are_named(tmp_path: Path) -> None:
     subject = checkpoint(tmp_path)
     TaskEvaluation(Reporting(None), Loop()).run(subject)
     assert subject.scored == digest_of(memoryview(subject.weights.read_bytes()))
+    unnamed = checkpoint(tmp_path)
+    TaskEvaluation(Reporting(None), Loop(), compares=False).run(unnamed)
+    assert unnamed.scored == ""
 
 
 def test_a_sample_that_cannot_be_read_is_named_in_the_last_line(tmp_path: Path) -> None:
