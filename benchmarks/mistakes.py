@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.goals import Outcome, Verdict, exit_code
-from tandem_cli.local.placement import visible_gpus
+from tandem_launcher.local.placement import visible_gpus
 from tests.support.bad_manifests import CASES as MANIFESTS
 from tests.support.bad_surroundings import CASES as SURROUNDINGS
 from tests.support.processes import TANDEM, environment

@@ -51,7 +51,7 @@ from benchmarks.throughput.sides import (
 )
 from benchmarks.throughput.verdict import Goal, clock_ratios, judge, processor_ratios, start_ratios, summary
 from benchmarks.turns import in_turns
-from tandem_cli.local.placement import usable_cores
+from tandem_launcher.local.placement import usable_cores
 from tests.support import ROOT
 
 RESULTS = ROOT / "runs" / "throughput"

@@ -16,7 +16,7 @@ import psutil
 from benchmarks.throughput.processors import IsRank, Sample, Use, per_step, sample
 from benchmarks.turns import Pauses, Turn
 from tandem.rundir.layout import RunDir
-from tandem_cli.local.placement import usable_cores
+from tandem_launcher.local.placement import usable_cores
 from tests.support.lines import read_lines
 from tests.support.manifests import manifest
 from tests.support.processes import TANDEM

@@ -14,75 +14,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
 from tandem.errors import UserError
-from tandem.formatting import count_noun, size
+from tandem.formatting import size
 from tandem.job.resource import Storage
 from tandem.rundir.bucket import (
     CHECKPOINTS,
     BucketRecord,
-    Occupied,
-    SupersededWriter,
-    Writer,
     claim,
-    open_bucket,
     parse_object,
 )
 from tandem.rundir.checkpoint import FILE, Broken, FileEntry, Manifest
-from tandem.rundir.download import CheckpointReader, Downloaded, Downloader, Tick, continue_run
+from tandem.rundir.download import CheckpointReader, Downloaded, Downloader
 from tandem.rundir.layout import RunDir
-from tandem.rundir.store import Location, Store, StoreAccessError, StoreUnavailableError
+from tandem.rundir.store import Store
 from tandem.rundir.upload import Uploader
-from tandem_cli.output import echo
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.bucket_access import bucket_errors, open_store, progress, report_waiting
 
 LOCK = "lock"
 """File beside the views that is locked while a command has checkpoints there."""
-
-
-def parse_url(url: str) -> Location:
-    """Parse the URL of a run in a bucket.
-
-    Raises:
-        UserError: it is not one.
-    """
-    try:
-        return Location.parse(url)
-    except ValueError as error:
-        raise UserError(f"{url}: {error}") from error
-
-
-def open_store(url: str, endpoint: str = "", region: str = "") -> Store:
-    """Open a place in a bucket.
-
-    Args:
-        endpoint, region: of the bucket; empty: from the environment.
-
-    Raises:
-        UserError: the URL is wrong, or the store cannot be opened.
-    """
-    location = parse_url(url)
-    with bucket_errors():
-        return Store(location, endpoint, region)
-
-
-def continue_from(storage: Storage, run_dir: RunDir) -> tuple[Writer | None, list[str]]:
-    """Become the writer of a job's bucket, and get what it holds if nothing was saved in the run directory.
-
-    Returns:
-        The right to write the bucket, which the caller ends if the run does not start, and notes for the user.
-
-    Raises:
-        UserError: the bucket cannot be used, or holds another run or a newer state of this one.
-    """
-    with bucket_errors(), progress("downloading") as tick:
-        store = open_bucket(storage)
-        continuation = continue_run(store, run_dir, _waiting, tick)
-    if (result := continuation.downloaded) is None:
-        return continuation.writer, []
-    count = count_noun(len(result.checkpoints), "checkpoint")
-    return continuation.writer, [f"continues the run in {store.location}: {count}, {size(result.size)}"]
 
 
 def describe_missing(storage: Storage, run_dir: RunDir) -> str:
@@ -102,7 +51,7 @@ def upload(run_dir: RunDir, store: Store) -> int:
     """
     with bucket_errors():
         store.probe()
-        writer = claim(store, run_dir, is_empty=False, waiting=_waiting)
+        writer = claim(store, run_dir, is_empty=False, waiting=report_waiting)
         try:
             with writer.renewing(), progress("uploading") as tick:
                 uploader = Uploader(store, run_dir, writer, tick)
@@ -268,32 +217,9 @@ def _views() -> Path:
     return Path(cache).expanduser() / "tandem" / "buckets"
 
 
-def _waiting(writer: str) -> None:
-    echo(f"bucket    waiting until {writer} is known to have ended")
-
-
 def _download(downloader: Downloader, run_dir: RunDir, selectors: list[str]) -> Downloaded:
     with progress("downloading") as tick:
         received = downloader.records(run_dir)
         result = downloader.checkpoints(run_dir, selectors, tick)
     result.size += received
     return result
-
-
-@contextmanager
-def bucket_errors() -> Iterator[None]:
-    """Turn errors of a bucket into messages for the user."""
-    try:
-        yield
-    except (StoreAccessError, StoreUnavailableError, Occupied, SupersededWriter) as error:
-        raise UserError(str(error)) from error
-
-
-@contextmanager
-def progress(title: str) -> Iterator[Tick]:
-    """Show a progress bar on a terminal."""
-    console = PrintableConsole(highlight=False, stderr=True)
-    columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda count, total: bar.update(task, completed=count, total=total)

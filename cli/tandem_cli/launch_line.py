@@ -18,7 +18,7 @@ from tandem.errors import UserError
 from tandem.formatting import one_line
 from tandem.job.manifest.reading import in_yaml, similar_file, split_as_yaml
 from tandem.job.resource import API_VERSION, KIND
-from tandem_cli.local.placement import visible_gpus
+from tandem_launcher.local.placement import visible_gpus
 
 MAX_NAME_LENGTH = 40
 """Maximum length of a job name derived from a script; names of pods are longer."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tandem.errors import CombinedError, ManifestError, Problem, UserError
 from tandem.formatting import printable
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 T = TypeVar("T")
 Result = TypeVar("Result")

@@ -19,7 +19,7 @@ import typer
 from tandem.errors import UserError
 from tandem.rundir.layout import RunDir
 from tandem.rundir.store import is_url
-from tandem_cli.bucket import parse_url, view
+from tandem_cli.bucket import view
 from tandem_cli.cluster import validate_job_name
 from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.kubernetes.platform import OnKubernetes
@@ -28,8 +28,9 @@ from tandem_cli.local.platform import InBucket, OnThisMachine
 from tandem_cli.local.run_output import log_names
 from tandem_cli.platforms import Run
 from tandem_cli.report.folder import NoRun, expect_run
-from tandem_cli.slurm.jobs import submission_of
 from tandem_cli.slurm.platform import OnSlurm
+from tandem_launcher.bucket_access import parse_url
+from tandem_launcher.slurm.jobs import submission_of
 
 
 def completed(incomplete: str) -> list[str]:

@@ -15,7 +15,7 @@ from benchmarks.recovery.surroundings import INTERFACE, Network, spawn
 from tandem.processes import launch
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
-from tandem_cli.terminal.summary import troubles_of
+from tandem_launcher.terminal.summary import troubles_of
 from tests.support import SCRIPTS, manifests
 from tests.support.lines import read_lines
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import yaml
 
-from tandem_cli.local.guardian import MARK
+from tandem_launcher.local.guardian import MARK
 from tests.support import manifests
 from tests.support.local_run import LocalRun
 from tests.support.processes import TANDEM, environment, tandem

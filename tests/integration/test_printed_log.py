@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tandem_cli.printed_log import MAX_PART_BYTES
+from tandem_launcher.printed_log import MAX_PART_BYTES
 from tests.support.local_run import LocalRun
 
 SCRIPT = """

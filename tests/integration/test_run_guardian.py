@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from tandem.processes.launch import PULSE
-from tandem_cli.local.child import Process, last_lines
-from tandem_cli.local.guardian import MARK, marked, sweep
+from tandem_launcher.local.child import Process, last_lines
+from tandem_launcher.local.guardian import MARK, marked, sweep
 from tests.support.waiting import until
 
 SECONDS = 10.0
@@ -211,14 +211,14 @@ class TestAChild:
 PARENT = """
 import os, subprocess, sys, time
 from pathlib import Path
-from tandem_cli.local.child import Process
+from tandem_launcher.local.child import Process
 mark, folder, guarded = sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "guarded"
 if guarded:
     read, write = os.pipe()
     scratch = folder / "scratch"
     scratch.mkdir()
     (scratch / "left").touch()
-    subprocess.Popen([sys.executable, "-m", "tandem_cli.local.guardian", mark, str(scratch)], stdin=read,
+    subprocess.Popen([sys.executable, "-m", "tandem_launcher.local.guardian", mark, str(scratch)], stdin=read,
                      start_new_session=True)
     os.close(read)
 code = '''

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem_cli.local.guardian import MARK
-from tandem_cli.local.placement import usable_cores
+from tandem_launcher.local.guardian import MARK
+from tandem_launcher.local.placement import usable_cores
 from tests.support.local_run import LocalRun
 from tests.support.waiting import until
 

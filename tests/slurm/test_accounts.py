@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tandem_cli.slurm.scheduler import SlurmError
+from tandem_launcher.slurm.scheduler import SlurmError
 from tests.support.slurm.machine import Slurm, started
 from tests.support.slurm.run import DIGITS, SlurmRun
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.layout import RunDir
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
 from tandem.wire.status import Snapshot
-from tandem_cli.local.guardian import MARK, marked
+from tandem_launcher.local.guardian import MARK, marked
 from tests.support import ROOT
 from tests.support.lines import read_lines
 from tests.support.processes import TANDEM, environment, tandem

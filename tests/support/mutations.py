@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from tests.support import ROOT
 
-PACKAGES = ("cli", "coordinator", "core", "evaluator", "operator", "trainer")
+PACKAGES = ("cli", "coordinator", "core", "evaluator", "launcher", "operator", "trainer")
 """Folders with the product's packages."""
 SECONDS = 400.0
 """Time limit of the tests of one mutation, in seconds: several times what the slowest take, and more than the limit of

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 
-from tandem_cli.local.guardian import MARK
+from tandem_launcher.local.guardian import MARK
 from tests.support import ROOT
 from tests.support.zygote import Forked
 

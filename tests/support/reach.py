@@ -31,13 +31,14 @@ from tests.support import ROOT, SCRIPTS
 PACKAGES = {
     "tandem": "core",
     "tandem_cli": "cli",
+    "tandem_launcher": "launcher",
     "tandem_coordinator": "coordinator",
     "tandem_trainer": "trainer",
     "tandem_evaluator": "evaluator",
     "tandem_operator": "operator",
 }
 """The room of each package: a package `p` lies in `ROOM/p`."""
-LOCAL = frozenset({"cli", "coordinator", "trainer", "evaluator"})
+LOCAL = frozenset({"cli", "launcher", "coordinator", "trainer", "evaluator"})
 """Rooms whose processes `tandem run` starts."""
 CLUSTER = frozenset({"operator", "coordinator", "trainer", "evaluator", "charts", "images"})
 """Rooms whose processes a job on a cluster consists of, and what they are installed with."""
@@ -52,7 +53,7 @@ STARTS = {
     "tests.support.evaluator_run": frozenset({"evaluator", "trainer"}),
     "tests.support.local_run": LOCAL,
     "tests.support.previous": LOCAL,
-    "tests.support.processes": frozenset({"cli"}),
+    "tests.support.processes": frozenset({"cli", "launcher"}),
     "tests.support.ranks": frozenset({"trainer"}),
     "tests.support.recording": LOCAL,
     "tests.support.slurm.run": LOCAL,

@@ -17,7 +17,7 @@ import psutil
 
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
-from tandem_cli.local.guardian import marked
+from tandem_launcher.local.guardian import marked
 from tests.support import ROOT
 from tests.support.processes import TANDEM
 from tests.support.terminal import CTRL_C, Terminal

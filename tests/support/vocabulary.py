@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.support import ROOT
 
-ROOMS = ("core", "coordinator", "trainer", "evaluator", "operator", "cli", "benchmarks", "tools")
+ROOMS = ("core", "coordinator", "trainer", "evaluator", "operator", "cli", "launcher", "benchmarks", "tools")
 _PARTS = "told heard kept said asked ours theirs mine wished begun most least lacking lacks fallen giving whom"
 PARTS = frozenset(_PARTS.split())
 """Parts of a name (between underscores) that are banned wherever they stand in it."""

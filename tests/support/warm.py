@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tandem_cli.local import starter
+from tandem_launcher.local import starter
 from tandem_trainer.agent.warm import stub
 from tests.support import ROOT
 from tests.support.warm_starter import ADDRESS, SETTINGS

@@ -14,7 +14,7 @@ IMPORTS = (
 """What its processes import beside what ranks do."""
 _CODE = f"""
 import sys
-from tandem_cli.local import starter
+from tandem_launcher.local import starter
 starter.__file__ = {warm_starter.__file__!r}
 if sys.argv[1] == "sweep":
     from tandem_cli.local import submission

@@ -1,5 +1,5 @@
-"""Starts a child of `tandem run` as tandem_cli.local.starter does, and forks what imports torch from a process that has
-imported it: the agents, coordinators and evaluators of `LocalRun`.
+"""Starts a child of `tandem run` as tandem_launcher.local.starter does, and forks what imports torch from a process
+that has imported it: the agents, coordinators and evaluators of `LocalRun`.
 
 Runs by path in an isolated interpreter, as the starter does. The process stays as the stub of what was forked
 (tandem_trainer.agent.warm.stub): it takes its signals, and ends as it ends.
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 if __name__ == "__main__":
     # At the end: beside the starter is a module that is called as one of Python's own.
-    sys.path += [str(ROOT / "cli/tandem_cli/local"), str(ROOT / "trainer/tandem_trainer/agent/warm")]
+    sys.path += [str(ROOT / "launcher/tandem_launcher/local"), str(ROOT / "trainer/tandem_trainer/agent/warm")]
     import starter  # type: ignore[import-not-found]
     import stub  # type: ignore[import-not-found]
 

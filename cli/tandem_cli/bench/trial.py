@@ -19,11 +19,11 @@ from tandem.formatting import number, printable
 from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
 from tandem_cli.bench.variants import Variant
-from tandem_cli.local.local_run import LocalRun, ProcessFactory, Requests
-from tandem_cli.local.placement import Placement, share_gpus, visible_gpus
-from tandem_cli.local.prepare import claim
 from tandem_cli.packing import Pack
-from tandem_cli.terminal.screen import Scene
+from tandem_launcher.local.local_run import LocalRun, ProcessFactory, Requests
+from tandem_launcher.local.placement import Placement, share_gpus, visible_gpus
+from tandem_launcher.local.prepare import claim
+from tandem_launcher.terminal.screen import Scene
 
 LINE_SECONDS = 5.0
 """Seconds between two lines about a run without a terminal."""

@@ -22,9 +22,9 @@ from tandem_cli.local.submission import ThisMachine
 from tandem_cli.packing import packed_if_given, with_code
 from tandem_cli.platforms import Cluster, checked
 from tandem_cli.runs import find_own_run, in_folder
-from tandem_cli.slurm.jobs import submission_of
 from tandem_cli.slurm.submission import Slurm
 from tandem_cli.sweep.definition import TrialPlatform, find_sweep
+from tandem_launcher.slurm.jobs import submission_of
 
 
 class Client:

@@ -23,12 +23,12 @@ from tandem_cli.bench.schedule import RecordedSchedule, draw_schedule, title
 from tandem_cli.bench.trial import TrialDisplay, TrialResources, drop_checkpoints, train
 from tandem_cli.bench.variants import MIN_STEPS, TRACE_STEPS, Variant, comparison, traced, warm_up
 from tandem_cli.commands.run import check_torch
-from tandem_cli.local.local_run import Requests
-from tandem_cli.local.placement import share_gpus, usable_cores
 from tandem_cli.output import Output, OutputOption, OverridesOption, echo, emit
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
-from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_coordinator.prerequisites import local_site, unmet
+from tandem_launcher.local.local_run import Requests
+from tandem_launcher.local.placement import share_gpus, usable_cores
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 THREADS = "OMP_NUM_THREADS"
 UNBOUNDED = 100_000

@@ -32,7 +32,7 @@ from tandem_cli.kubernetes.kubectl import Kubectl
 from tandem_cli.main import needing
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import RunArgument, open_own_run, open_run
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 checkpoints = typer.Typer(
     help="List, verify, compare, export, publish and delete the checkpoints of a run, also while it is running.",

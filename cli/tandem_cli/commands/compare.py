@@ -30,7 +30,7 @@ from tandem_cli.report.figures.compared import MAX_RUNS
 from tandem_cli.report.reading import read
 from tandem_cli.runs import completed, open_run
 from tandem_cli.sweep.definition import SweepFolder, find_sweep
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
 """Width that no line exceeds, in characters."""

@@ -14,13 +14,14 @@ import typer
 from tandem.errors import UserError, join_names
 from tandem.formatting import one_line, size
 from tandem.rundir.store import Store, is_url
-from tandem_cli.bucket import download, open_store, progress, upload
+from tandem_cli.bucket import download, upload
 from tandem_cli.cluster import ContextOption, NamespaceOption, validate_job_name
 from tandem_cli.kubernetes import copying
 from tandem_cli.kubernetes.kubectl import Kubectl
-from tandem_cli.local.prepare import locked
 from tandem_cli.output import echo
 from tandem_cli.runs import open_run
+from tandem_launcher.bucket_access import open_store, progress
+from tandem_launcher.local.prepare import locked
 
 MAX_LISTED_CHECKPOINTS = 5
 

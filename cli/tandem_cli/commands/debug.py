@@ -15,7 +15,7 @@ from tandem.wire.stacks import Attachment, Frame, Inspection, RankStacks, Thread
 from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import TargetArgument, find_run
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
 """Width that no line exceeds, in characters."""

@@ -15,9 +15,9 @@ from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.platforms import PlatformError, Run, RunNotFoundError
 from tandem_cli.runs import TargetArgument, find_run
 from tandem_cli.terminal import tables
-from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.tables import event_record
 from tandem_cli.view import JobEvent, JobView, new_events
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 
 def events(

@@ -9,8 +9,8 @@ from tandem_cli.local.known import list_runs
 from tandem_cli.local.run_view import job_summary
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.terminal import tables
-from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.tables import job_record
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 DEFAULT_COUNT = 20
 """Number of runs that are listed without --all."""

@@ -36,7 +36,7 @@ from tandem_cli.planning.plan import (
     staged_batches,
 )
 from tandem_cli.planning.speed import DEFAULT_DEVICE, DEVICES, UTILIZATION, Speed
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 COLUMNS = ("parameters", "gradients", "optimizer", "activations", "casts", "gathered", "other")
 

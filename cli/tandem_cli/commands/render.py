@@ -10,9 +10,9 @@ from tandem.errors import UserError
 from tandem.job.manifest.reading import parse_job, read_source
 from tandem_cli.cluster import ProfileOption
 from tandem_cli.output import OverridesOption
-from tandem_cli.slurm import profile as profiles
-from tandem_cli.slurm import script
-from tandem_cli.slurm.script import ScriptPaths
+from tandem_launcher.slurm import profile as profiles
+from tandem_launcher.slurm import script
+from tandem_launcher.slurm.script import ScriptPaths
 
 render = typer.Typer(no_args_is_help=True, help="Print the sbatch script of a job.")
 

@@ -42,19 +42,19 @@ from tandem_cli import launch_line
 from tandem_cli.bucket import describe_missing
 from tandem_cli.job_words import deprecations
 from tandem_cli.launch_line import is_launch_line
-from tandem_cli.local.child import last_lines
-from tandem_cli.local.display import display_for
 from tandem_cli.local.known import remember
-from tandem_cli.local.local_run import HOST, LocalRun, ProcessFactory, Requests
-from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
-from tandem_cli.local.prepare import HeldFolder, claim
 from tandem_cli.output import OverridesOption, echo
 from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
-from tandem_cli.slurm.jobs import forget_refusal
-from tandem_cli.terminal import summary
-from tandem_cli.terminal.canvas import PrintableConsole
-from tandem_cli.terminal.screen import event_line
 from tandem_coordinator.prerequisites import local_site, unmet
+from tandem_launcher.local.child import last_lines
+from tandem_launcher.local.local_run import HOST, LocalRun, ProcessFactory, Requests
+from tandem_launcher.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
+from tandem_launcher.local.prepare import HeldFolder, claim
+from tandem_launcher.slurm.jobs import forget_refusal
+from tandem_launcher.terminal import summary
+from tandem_launcher.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.display import display_for
+from tandem_launcher.terminal.screen import event_line
 
 TAIL = 15
 """Number of lines of a log that are shown when a run has failed."""

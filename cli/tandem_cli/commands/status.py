@@ -23,10 +23,10 @@ from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.platforms import PlatformError, Run, RunNotFoundError
 from tandem_cli.runs import completed, find_run
 from tandem_cli.terminal import tables
-from tandem_cli.terminal.canvas import Canvas, PrintableConsole, can_draw
-from tandem_cli.terminal.screen import Scene, state_line
 from tandem_cli.terminal.tables import job_record, view_record
 from tandem_cli.view import JobSummary, JobView
+from tandem_launcher.terminal.canvas import Canvas, PrintableConsole, can_draw
+from tandem_launcher.terminal.screen import Scene, state_line
 
 WATCH_SECONDS = 2.0
 """Poll interval, in seconds. Step and loss change every ten seconds, everything else immediately."""

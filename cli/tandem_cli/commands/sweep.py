@@ -20,7 +20,7 @@ from tandem_cli.sweep.best import export_weights, write_manifest
 from tandem_cli.sweep.definition import SweepFolder, TrialPlatform, define, find_sweep
 from tandem_cli.sweep.driver import Driver
 from tandem_cli.sweep.table import trial_table
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 UNBOUNDED = 100_000
 """Width that no line exceeds, in characters."""

@@ -21,8 +21,8 @@ from tandem_cli.cluster import ContextOption, NamespaceOption
 from tandem_cli.kubernetes.pod_spans import pod_spans
 from tandem_cli.output import Output, OutputOption, echo, emit
 from tandem_cli.runs import RunArgument, find_run, open_run
-from tandem_cli.terminal.canvas import PrintableConsole
 from tandem_cli.terminal.waterfall import waterfall
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 
 def trace(

@@ -106,8 +106,8 @@ def _machine_warnings(job: DistributedTrainingJob, source: Source) -> list[str]:
     """
     # Imported only for --here: the other checks must stay fast.
     from tandem.rundir.layout import RunDir
-    from tandem_cli.local.placement import share_gpus, usable_cores, visible_gpus
     from tandem_coordinator.prerequisites import local_site, unmet
+    from tandem_launcher.local.placement import share_gpus, usable_cores, visible_gpus
 
     gpus, _ = share_gpus(visible_gpus(dict(os.environ)), job)
     site = local_site(job, RunDir(Path("runs") / job.metadata.name), len(usable_cores()), gpus)

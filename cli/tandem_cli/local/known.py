@@ -17,7 +17,7 @@ from pathlib import Path
 from tandem.errors import UserError
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
-from tandem_cli.slurm import jobs
+from tandem_launcher.slurm import jobs
 
 RUNS = Path("runs")
 """Default parent folder of the runs of `tandem run`."""
@@ -73,14 +73,6 @@ def job_name(path: Path) -> str:
     content = read_json_or_none(path / "job.json")
     metadata = content.get("metadata") if isinstance(content, dict) else None
     return str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
-
-
-def own_command(path: Path) -> bool:
-    """Whether a run's job is a user's command, which may save checkpoints of its own."""
-    content = read_json_or_none(path / "job.json")
-    for name in ("spec", "trainer", "command"):
-        content = content.get(name) if isinstance(content, dict) else None
-    return content is not None
 
 
 def is_alive(path: Path) -> bool:

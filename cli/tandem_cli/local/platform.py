@@ -15,15 +15,17 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
 from tandem.wire.stacks import Inspection, RankStacks
 from tandem_cli import bucket
-from tandem_cli.local import processes, run_view
-from tandem_cli.local.known import is_alive, own_command
-from tandem_cli.local.processes import ProcessContext, parent_process
+from tandem_cli.local import run_view
+from tandem_cli.local.known import is_alive
 from tandem_cli.local.run_output import Logs
 from tandem_cli.log_lines import Line, LogSelection, Notify
 from tandem_cli.output import echo
 from tandem_cli.platforms import IsClosed, Run, ShowAttachment, ShowPage
-from tandem_cli.terminal.summary import saved_words
 from tandem_cli.view import JobEvent, JobView
+from tandem_launcher.local import processes
+from tandem_launcher.local.processes import ProcessContext, parent_process
+from tandem_launcher.recorded_status import own_command
+from tandem_launcher.terminal.summary import saved_words
 
 POLL_SECONDS = 0.1
 START_SECONDS = 5.0

@@ -15,7 +15,7 @@ from typing import BinaryIO
 
 from tandem.errors import UserError
 from tandem_cli.log_lines import MAX_LINE_BYTES, MAX_READ_BYTES, Line, printable_line
-from tandem_cli.printed_log import earlier_part, partial_copy, read_part
+from tandem_launcher.printed_log import earlier_part, partial_copy, read_part
 
 POLL_SECONDS = 0.2
 _START = re.compile(r"^--- (\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) ")

@@ -3,34 +3,27 @@
 While the run is running, the view comes from its coordinator; afterwards, or if that does not answer, from its files.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tandem.formatting import cores, rfc3339, share
-from tandem.rundir import evaluations
+from tandem.formatting import cores, share
 from tandem.rundir.durable import read_json_or_none
-from tandem.rundir.layout import RunDir, stopped_early
-from tandem.rundir.ledger import ledger_of, newest_ledger
-from tandem.rundir.log import LogReader
+from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
-from tandem.rundir.records import COORDINATOR, EventRecord, Sample
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
-from tandem.wire.ledger import Ledger
-from tandem.wire.status import CheckpointRef, Event, MemberView, Progress, RankView, Score, Snapshot, Status, Troubles
-from tandem_cli.local.known import is_alive, job_name, own_command
-from tandem_cli.slurm import jobs
-from tandem_cli.slurm.scheduler import SlurmError
-from tandem_cli.terminal.summary import missed as missed_steps
-from tandem_cli.terminal.summary import result
+from tandem.wire.status import MemberView, RankView, Snapshot, Status
+from tandem_cli.local.known import is_alive, job_name
 from tandem_cli.view import JobEvent, JobSummary, JobView, PodView, State
+from tandem_launcher.recorded_status import coordinator_records, recorded_status
+from tandem_launcher.slurm import jobs
+from tandem_launcher.slurm.scheduler import SlurmError
+from tandem_launcher.terminal.summary import missed as missed_steps
 
 REQUEST_SECONDS = 2.0
 """Timeout of a request to the coordinator, in seconds."""
-MAX_LOG_DELAY_SECONDS = 1.0
-"""Longest delay between an event of the coordinator and its line in the log."""
 _STATES: dict[str, State] = {"joining": "starting", "running": "running", "leaving": "leaving"}
 
 
@@ -63,7 +56,7 @@ def endpoint(path: Path) -> tuple[str, str] | None:
 def job_events(path: Path) -> tuple[JobEvent, ...]:
     """Return the coordinator's events of a run, oldest first; consecutive repetitions count as one event."""
     events: list[JobEvent] = []
-    for record in _coordinator_records(RunDir(path).coordinator_log):
+    for record in coordinator_records(RunDir(path).coordinator_log):
         time, text = record.time, " ".join((record.text or "").split())
         first, count = time, 1
         if events and events[-1].text == text:
@@ -72,27 +65,6 @@ def job_events(path: Path) -> tuple[JobEvent, ...]:
         warning = record.level != "info"
         events.append(JobEvent(at=time, first=first, who="", reason="", text=text, count=count, warning=warning))
     return tuple(events)
-
-
-def unseen_events(path: Path, snapshot: Sequence[Event], since: float) -> list[Event]:
-    """Return the logged events after the newest event of a snapshot: the coordinator may end before the next poll.
-
-    Args:
-        snapshot: events of the last snapshot.
-        since: earliest time if the snapshot has no events, in seconds since the epoch.
-    """
-    since = max((event.at for event in snapshot), default=since)
-    unseen = []
-    for record in _coordinator_records(RunDir(path).coordinator_log):
-        if record.time < since:
-            continue
-        kind = record.level if record.level in ("warning", "error") else "info"
-        event = Event.parse({"at": record.time, "kind": kind, "text": record.text or ""})
-        if not any(
-            earlier.text == event.text and event.at < earlier.at + MAX_LOG_DELAY_SECONDS for earlier in snapshot
-        ):
-            unseen.append(event)
-    return unseen
 
 
 def _snapshot(path: Path) -> Snapshot | None:
@@ -116,7 +88,7 @@ def _job(path: Path, snapshot: Snapshot | None) -> JobSummary:
         made=_created_at(path),
         status=_with_shortages(path, snapshot.status)
         if snapshot is not None
-        else _with_slurm(path, _read_status(path, alive)),
+        else _with_slurm(path, recorded_status(path, alive)),
         taken_up=True,
         leaving=False,
     )
@@ -162,76 +134,6 @@ def _created_at(path: Path) -> float:
             files = [folder, *(folder.iterdir() if folder.is_dir() else [])]
             return min(file.stat().st_mtime for file in files)
     return 0.0
-
-
-def final_status(path: Path) -> Status:
-    """Read the status of a run that is over from its files."""
-    return _read_status(path, alive=False)
-
-
-def _read_status(path: Path, alive: bool) -> Status:
-    rundir = RunDir(path)
-    with suppress(OSError, ValueError):
-        saved, records = rundir.committed(), rundir.generation_records()
-        done, failed, outcome = rundir.done(), rundir.failed(), result(rundir)
-        newest = saved[0].reference if saved else None
-        ended_at = (done or failed or {}).get("at")
-        return Status(
-            phase="Succeeded" if done else "Failed" if failed else "Starting" if alive else "Suspended",
-            message=_message(done, failed, alive, newest, own_command(path)),
-            generation=records[-1].generation if records else None,
-            restarts=outcome.restarts,
-            progress=_progress(outcome.made, outcome.total) if outcome.made else None,
-            loss=outcome.loss,
-            latest_checkpoint=newest,
-            best_checkpoint=_best(rundir),
-            against_base=outcome.against_base,
-            troubles=outcome.troubles if outcome.troubles != Troubles() else None,
-            ledger=_ledger(rundir),
-            start_time=rfc3339(records[0].started_at) if records else None,
-            completion_time=rfc3339(ended_at) if isinstance(ended_at, int | float) else None,
-        )
-    return Status(phase="Pending", message="the files of the run cannot be read")
-
-
-def _ledger(rundir: RunDir) -> Ledger | None:
-    return ledger_of(rundir, newest_ledger(rundir))
-
-
-def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:
-    if failed:
-        return str(failed.get("message") or failed.get("reason") or "") or None
-    if done or alive:
-        return stopped_early(done) or None
-    if own_command and newest is None:
-        effect = "starts the script again, which finds the checkpoints that it saved itself"
-    else:
-        effect = f"continues after step {newest.step:,}" if newest else "starts over: nothing was saved"
-    return f"not running; the same `tandem run` {effect}"
-
-
-def _progress(step: int, total: int | None) -> Progress:
-    return Progress(step=step, total_steps=total, percent=min(100.0, 100.0 * step / total) if total else None)
-
-
-def _best(rundir: RunDir) -> Score | None:
-    best = evaluations.best(rundir)
-    if best is None or best.step is None or best.metric is None or best.value is None:
-        return None
-    return Score(
-        name=best.name,
-        step=best.step,
-        metric=best.metric,
-        value=best.value,
-        low=best.low,
-        high=best.high,
-        tied=best.tied,
-    )
-
-
-def _coordinator_records(path: Path) -> Iterator[EventRecord]:
-    with suppress(OSError):
-        yield from (record for record in LogReader(path, COORDINATOR, skip=Sample) if isinstance(record, EventRecord))
 
 
 def processes(snapshot: Snapshot) -> tuple[PodView, ...]:

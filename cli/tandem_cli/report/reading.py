@@ -46,8 +46,8 @@ from tandem_cli.report.logs import (
     read_train_log,
 )
 from tandem_cli.report.run import Floats, Rates, RunCheckpoint, RunData, RunState, Use, moment, text
-from tandem_cli.terminal.summary import missed
 from tandem_coordinator.charts.gallery import Tile, tiles
+from tandem_launcher.terminal.summary import missed
 
 SILENT_SECONDS = 20.0
 """Silence of the logs after which a run without an end and without a lock is not running: the coordinator writes

@@ -1,18 +1,10 @@
-"""One job on a SLURM cluster: `tandem submit --slurm`, `tandem render slurm`.
+"""Runs on SLURM, for people: `tandem submit --slurm`. tandem_launcher.slurm starts their processes.
 
-    platform         a run, for the commands that work on every platform
-    profile          the user's options for the jobs on a cluster: partition, account, modules
-    script           the sbatch scripts, built from a job and a profile
-    scheduler        sbatch, squeue, scontrol and sacct, and the meaning of their output
-    jobs             the SLURM jobs of a run, as recorded in its run directory
-    submission       submits a job to SLURM
-    execution        commands on the nodes of a run: stacks of ranks, a debugger, a shell
-    shell            the process on a node for `tandem shell`
-    extension        a one-node job that adds a node to a running training
-    head             the process in the batch script: coordinator, one agent on each node, evaluators
-    process_factory  builds the child processes of the head
-    refusals         steps that srun cannot start
-    step             the process on a node that runs one command, and stops it when the head asks
-
-Design and rejected alternatives: docs/decisions/0047-slurm.md.
+platform         a run, for the commands that work on every platform
+submission       submits a job to SLURM
+execution        commands on the nodes of a run: stacks of ranks, a debugger, a shell
+shell            the process on a node for `tandem shell`
+head             the name that sbatch scripts of the version before know; in tandem_launcher.slurm now
+extension        the same
+step             the same, known to running heads
 """

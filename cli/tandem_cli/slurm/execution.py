@@ -12,10 +12,10 @@ from tandem.errors import UserError
 from tandem.formatting import printable
 from tandem.processes.launch import module_command
 from tandem.wire.stacks import Attachment, Inspection, RankStacks
-from tandem_cli.local.processes import ATTACH_SECONDS
-from tandem_cli.slurm import jobs, scheduler
-from tandem_cli.slurm.jobs import NodeAllocation
-from tandem_cli.slurm.scheduler import SlurmError
+from tandem_launcher.local.processes import ATTACH_SECONDS
+from tandem_launcher.slurm import jobs, scheduler
+from tandem_launcher.slurm.jobs import NodeAllocation
+from tandem_launcher.slurm.scheduler import SlurmError
 
 MAX_PARALLEL = 8
 """Number of nodes that are inspected concurrently."""

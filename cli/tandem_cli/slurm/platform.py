@@ -14,7 +14,8 @@ from tandem_cli.local.known import is_alive
 from tandem_cli.local.platform import OnThisMachine
 from tandem_cli.output import echo
 from tandem_cli.platforms import PlatformError, ShowAttachment, ShowPage
-from tandem_cli.slurm import execution, jobs
+from tandem_cli.slurm import execution
+from tandem_launcher.slurm import jobs
 
 
 class OnSlurm(OnThisMachine):

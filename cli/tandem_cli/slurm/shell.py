@@ -13,10 +13,10 @@ import psutil
 
 from tandem.errors import UserError
 from tandem.processes.launch import REPLICA, RUN_DIR
-from tandem_cli.local import processes
 from tandem_cli.local.platform import exec_shell
-from tandem_cli.local.processes import RANK
 from tandem_cli.output import print_error
+from tandem_launcher.local import processes
+from tandem_launcher.local.processes import RANK
 
 
 def _matches(path: Path, name: str) -> Iterator[tuple[tuple[int, float], psutil.Process]]:

@@ -1,6 +1,4 @@
-"""Submits a job to SLURM: prepares its run directory on this machine, and stores the submitted scripts in its folder
-`slurm`.
-"""
+"""Submits a job to SLURM, and stores the submitted scripts in the folder `slurm` of its run directory."""
 
 import os
 import shlex
@@ -8,71 +6,26 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tandem.errors import UnmetRequirement, UserError
+from tandem.errors import UserError
 from tandem.formatting import one_line
 from tandem.job.manifest.reading import parse_job, raise_for_unmet
 from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.launch import TOKEN
-from tandem.rundir.code import store_pack
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import SLURM
 from tandem_cli.job_words import deprecations, summary
 from tandem_cli.local.known import remember
-from tandem_cli.local.prepare import claim, disk_errors
 from tandem_cli.packing import Pack
 from tandem_cli.platforms import Checked, Cluster, Report, SubmittedJob
-from tandem_cli.slurm import profile as profiles
-from tandem_cli.slurm import scheduler, script
-from tandem_cli.slurm.jobs import Submission, awaited, forget, forget_refusal, note_refusal, queued, record_submission
 from tandem_cli.slurm.platform import OnSlurm
-from tandem_cli.slurm.profile import Profile
-from tandem_cli.slurm.scheduler import SlurmError
-from tandem_cli.slurm.script import EXTEND
-from tandem_coordinator.prerequisites import on_shared_disk, unmet
-
-
-def unmet_prerequisites(
-    job: DistributedTrainingJob,
-    path: Path,
-    fresh: bool = False,
-    pack: Pack | None = None,
-    awaited_run: Path | None = None,
-) -> list[UnmetRequirement]:
-    """Return the unmet prerequisites of a job on nodes that share this machine's disk.
-
-    Args:
-        awaited_run: the run that the job waits for, whose files may not exist yet.
-    """
-    run_dir = RunDir(path)
-    code = None if pack is None else pack.folder
-    scripts = [] if pack is None else list(pack.missing_scripts(job))
-    return scripts + unmet(job, on_shared_disk(job, run_dir, fresh, code=code, awaited=awaited_run))
-
-
-def prepare(
-    path: Path, job: DistributedTrainingJob, fresh: bool, fresh_command: str, pack: Pack | None = None
-) -> list[str]:
-    """Prepare a run directory and record the job in it; return notes for the user.
-
-    Raises:
-        UserError: the directory cannot be used, the run is already in the queue, or SLURM does not answer.
-    """
-    # Before anything is written: sbatch would hang for minutes if the controller is down.
-    scheduler.check()
-    if queue := queued(path):
-        first = queue[0]
-        raise UserError(
-            f"{path} is the run of job {first.id}, which is {first.state.lower()}. Stop it first: tandem stop {path}"
-        )
-    # The lock guards only the preparation: `tandem run` must not start in the directory meanwhile.
-    claimed = claim(path, job, fresh, fresh_command)
-    try:
-        if pack is not None:
-            with disk_errors(path):
-                store_pack(claimed.run_dir, pack.digest, pack.file)
-    finally:
-        claimed.release()
-    return list(claimed.notes)
+from tandem_launcher.local.prepare import disk_errors
+from tandem_launcher.slurm import profile as profiles
+from tandem_launcher.slurm import scheduler, script
+from tandem_launcher.slurm.jobs import Submission, awaited, forget, forget_refusal, note_refusal, record_submission
+from tandem_launcher.slurm.preparation import prepare, unmet_prerequisites
+from tandem_launcher.slurm.profile import Profile
+from tandem_launcher.slurm.scheduler import SlurmError
+from tandem_launcher.slurm.script import EXTEND
 
 
 def submit(path: Path, job: DistributedTrainingJob, profile: Profile, waits_for: str = "") -> Submission:
@@ -165,12 +118,14 @@ class Slurm(Cluster):
             # The profile may add settings, such as one rank per GPU, so the job is read again.
             job = parse_job(source, (*settings, *script.fitted_overrides(job, self._profile)))
             path = self._run_dir or Path("runs") / job.metadata.name
-            problems = unmet_prerequisites(job, path, self._fresh, pack, self._after if waits_for else None)
+            code = None if pack is None else pack.folder
+            problems = [] if pack is None else list(pack.missing_scripts(job))
+            problems += unmet_prerequisites(job, path, self._fresh, code, self._after if waits_for else None)
             raise_for_unmet(problems, source, settings)
             fresh_command = shlex.join(["tandem", "submit", "--slurm", source.file, "--fresh"])
             notes = [*deprecations(job), *(problem.message for problem in problems)]
             notes += [idle] if (idle := script.describe_idle_gpus(job, self._profile)) else []
-            notes += prepare(path, job, self._fresh, fresh_command, pack)
+            notes += prepare(path, job, self._fresh, fresh_command, None if pack is None else (pack.digest, pack.file))
             for note in notes:
                 report(f"note: {one_line(note)}", True)
             submission = submit(path, job, self._profile, waits_for)

@@ -1,6 +1,6 @@
 """The commands and variables of a job's processes, the same on a laptop and in a pod.
 
-Most functions only build values: `tandem_cli.local` runs them as child processes, the operator puts them into pod
+Most functions only build values: `tandem_launcher.local` runs them as child processes, the operator puts them into pod
 templates.
 
 A volume may hold the run directory of an earlier job of the same name, whose recorded job and failure do not belong to

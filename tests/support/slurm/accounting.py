@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from tandem_cli.slurm import scheduler
+from tandem_launcher.slurm import scheduler
 from tests.support.ports import reserved_port
 from tests.support.slurm.packages import LIBRARIES
 from tests.support.waiting import until

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tandem_cli.slurm import scheduler
+from tandem_launcher.slurm import scheduler
 from tests.support.ports import reserved_port
 from tests.support.slurm.accounting import Accounting
 from tests.support.slurm.packages import LIBRARIES, NoSlurm, unpacked

@@ -25,8 +25,8 @@ from tandem_cli.client import run as run_module
 from tandem_cli.kubernetes import copying
 from tandem_cli.local import platform as local_platform
 from tandem_cli.platforms import PlatformError, RunNotFoundError
-from tandem_cli.slurm import scheduler
 from tandem_cli.slurm.platform import OnSlurm
+from tandem_launcher.slurm import scheduler
 from tests.support import ROOT, manifests
 from tests.support import fake_kubectl as fakes
 from tests.support.checkpoints import begin, commit

@@ -15,9 +15,9 @@ from tandem_cli.commands.debug import debug, format_stacks, how_to_attach
 from tandem_cli.kubernetes.execution import INSPECT, executable, holder
 from tandem_cli.kubernetes.job_view import parse_pods
 from tandem_cli.kubernetes.kubectl import error_from
-from tandem_cli.local import processes
-from tandem_cli.local.processes import check_owner
 from tandem_cli.view import PodView
+from tandem_launcher.local import processes
+from tandem_launcher.local.processes import check_owner
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 

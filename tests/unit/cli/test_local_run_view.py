@@ -7,9 +7,10 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogWriter
 from tandem.rundir.records import EventRecord
 from tandem.wire.status import Event
-from tandem_cli.local.run_view import job_summary, unseen_events
+from tandem_cli.local.run_view import job_summary
 from tandem_cli.terminal import tables
 from tandem_cli.view import JobView
+from tandem_launcher.recorded_status import unseen_events
 from tests.support import manifests
 from tests.support.worlds.simulated_run import T0, make_run
 

@@ -8,9 +8,9 @@ import pytest
 from tandem.errors import UserError
 from tandem_cli.kubernetes import platform
 from tandem_cli.runs import find_run, in_folder
-from tandem_cli.slurm import jobs
-from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.platform import OnSlurm
+from tandem_launcher.slurm import jobs
+from tandem_launcher.slurm.jobs import Submission
 from tests.support import fake_kubectl as fakes
 from tests.support.fake_kubectl import FakeKubectl
 

@@ -21,7 +21,6 @@ from tandem_cli.report.reading import read
 from tandem_cli.report.run import RunData
 from tandem_cli.report.summary import Summary, summarize, time_by_phase
 from tandem_cli.report.writing import write
-from tandem_cli.terminal import summary as ending
 from tandem_coordinator.charts.chart import WIDE
 from tandem_coordinator.page import parts, pictures
 from tandem_coordinator.page.parts import Glance
@@ -29,6 +28,7 @@ from tandem_coordinator.page.timeline import Timeline
 from tandem_coordinator.prometheus import Figures, prometheus_text
 from tandem_coordinator.run_watcher import Observed, RunDirectory
 from tandem_coordinator.snapshots import Instant
+from tandem_launcher.terminal import summary as ending
 from tests.support.lines import Lines
 from tests.support.worlds.simulated_run import make_run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tandem.job.datasets import cache_folder, private_folder
-from tandem_cli.local.local_run import KERNELS, inherited
+from tandem_launcher.local.local_run import KERNELS, inherited
 
 
 @pytest.fixture

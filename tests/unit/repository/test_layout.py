@@ -90,7 +90,7 @@ def test_each_folder_of_unit_tests_is_named_after_a_room() -> None:
     assert not [name for name in TRACKED if re.fullmatch(r"tests/unit/test_\w+\.py", name) and (ROOT / name).is_file()]
 
 
-ROOMS = ("core", "cli", "coordinator", "trainer", "evaluator", "operator")
+ROOMS = ("core", "cli", "launcher", "coordinator", "trainer", "evaluator", "operator")
 TOPICS = {
     "benchmarks/soak_verdict": "the soak is in tests/soak",
     "cli/secrecy": "secrets are hidden by core, the command line and the coordinator together",
@@ -167,4 +167,4 @@ def test_the_list_of_a_packages_modules_is_complete(package: str, listed: set[st
 
 
 def test_packages_with_lists_are_found() -> None:
-    assert {"coordinator/tandem_coordinator/charts", "cli/tandem_cli/local"} <= packages_with_lists().keys()
+    assert {"coordinator/tandem_coordinator/charts", "launcher/tandem_launcher/local"} <= packages_with_lists().keys()

@@ -2,9 +2,11 @@
 
 import io
 import lzma
+import re
 import subprocess
 import sys
 import tarfile
+from importlib import import_module
 from pathlib import Path
 
 from tests.support import ROOT
@@ -30,6 +32,14 @@ def test_python_takes_its_modules_in_the_place_of_ours(tmp_path: Path) -> None:
         [sys.executable, "-c", code], env=previous.environment, capture_output=True, text=True, check=True, timeout=60
     ).stdout.split()
     assert all(Path(file).is_relative_to(tmp_path) for file in found)
+
+
+def test_modules_that_its_sbatch_scripts_and_heads_start_are_still_programs(tmp_path: Path) -> None:
+    """A job may wait in the queue, or run, while Tandem is upgraded where it is installed."""
+    sources = [path.read_text() for path in Previous(tmp_path).folder.glob("*/*/slurm/*.py")]
+    modules = set(re.findall(r'"(tandem_\w+\.slurm\.\w+)"', "".join(sources)))
+    assert len(modules) == 4
+    assert all(callable(import_module(module).main) for module in modules)
 
 
 def files(tar: bytes) -> dict[str, bytes]:

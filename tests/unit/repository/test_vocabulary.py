@@ -18,7 +18,8 @@ ALLOWED = {
     "trainer": 8,
     "evaluator": 1,
     "operator": 3,
-    "cli": 14,
+    "cli": 12,
+    "launcher": 2,
     "benchmarks": 4,
     "tools": 0,
 }

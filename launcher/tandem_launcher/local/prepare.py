@@ -37,8 +37,8 @@ from tandem.rundir.ownership import (
     foreign_names,
     job_to_record,
 )
-from tandem_cli.bucket import continue_from
-from tandem_cli.local.guardian import sweep
+from tandem_launcher.bucket_access import continue_from
+from tandem_launcher.local.guardian import sweep
 
 MIN_FREE_BYTES = 16_000_000
 """Free space that a run needs at least; the logs of a short run have no room in less."""

@@ -6,7 +6,7 @@ import pytest
 
 from tandem.errors import UserError
 from tandem.job.resource import DistributedTrainingJob
-from tandem_cli.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
+from tandem_launcher.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
 from tests.support import manifests
 from tests.support.manifests import images
 

@@ -13,14 +13,14 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.processes import launch
 from tandem.processes.supervision import SAVING_SECONDS
 from tandem.rundir.layout import RunDir
-from tandem_cli.local.local_run import COORDINATOR
-from tandem_cli.printed_log import MAX_PART_BYTES, TAIL_BYTES, LogLimiter, read_tail
-from tandem_cli.slurm.extension import outer_environment
-from tandem_cli.slurm.jobs import NodeAllocation
-from tandem_cli.slurm.step import LEAVE, PING
+from tandem_launcher.local.local_run import COORDINATOR
+from tandem_launcher.printed_log import MAX_PART_BYTES, TAIL_BYTES, LogLimiter, read_tail
+from tandem_launcher.slurm.extension import outer_environment
+from tandem_launcher.slurm.jobs import NodeAllocation
+from tandem_launcher.slurm.step import LEAVE, PING
 
 ENDED = re.compile(rb"event=step-ended name=\S+ code=(-?\d+)$", re.MULTILINE)
-"""Last line of a step (tandem_cli.slurm.step)."""
+"""Last line of a step (tandem_launcher.slurm.step)."""
 STARTED = re.compile(rb"^--- .*, start on ", re.MULTILINE)
 """First line of a step."""
 MAX_PREAMBLE_BYTES = 2**16
@@ -222,4 +222,4 @@ class SlurmProcessFactory:
         return SlurmStep(name, self._step_command(name, command), os.environ | variables, self.log(name))
 
     def _step_command(self, name: str, command: Sequence[str], job_id: str = "") -> list[str]:
-        return launch.module_command("tandem_cli.slurm.step", job_id, name, str(self.saving_seconds), *command)
+        return launch.module_command("tandem_launcher.slurm.step", job_id, name, str(self.saving_seconds), *command)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tandem.processes.supervision import Child
 from tandem.wire.status import Progress, Snapshot, Status
-from tandem_cli.local.child import last_lines
-from tandem_cli.local.local_run import describe_wait, with_end
 from tandem_cli.local.run_output import Logs
 from tandem_cli.log_lines import MAX_READ_BYTES
+from tandem_launcher.local.child import last_lines
+from tandem_launcher.local.local_run import describe_wait, with_end
 
 LOG = """
 --- 2026-11-23 08:47:20 worker-1, start 1

@@ -1,6 +1,6 @@
 """The SLURM jobs of a run, recorded in the folder `slurm` of its run directory: `submission.json`, and in `extensions`
-a file for each job that adds a node to a running training (tandem_cli.slurm.extension). `refused.json` has the reason
-why the last submission failed.
+a file for each job that adds a node to a running training (tandem_launcher.slurm.extension). `refused.json` has the
+reason why the last submission failed.
 
 So every command finds the jobs from the run directory, on any machine that shares it.
 """
@@ -18,10 +18,10 @@ from tandem.formatting import printable
 from tandem.rundir.durable import read_json_or_none, replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT, SLURM
-from tandem_cli.local.prepare import need_space
-from tandem_cli.local.processes import user_name
-from tandem_cli.slurm import scheduler
-from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
+from tandem_launcher.local.prepare import need_space
+from tandem_launcher.local.processes import user_name
+from tandem_launcher.slurm import scheduler
+from tandem_launcher.slurm.scheduler import QueuedJob, SlurmError
 
 FILE = "submission.json"
 EXTENSIONS = "extensions"

@@ -20,9 +20,9 @@ from tandem.processes.launch import SUBMITTED_ANNOTATION
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import LOCK, differences
 from tandem_cli.commands.run import Command, describe_next_steps
-from tandem_cli.local import prepare
-from tandem_cli.local.prepare import HeldFolder, claim
-from tandem_cli.local.processes import parent_process
+from tandem_launcher.local import prepare
+from tandem_launcher.local.prepare import HeldFolder, claim
+from tandem_launcher.local.processes import parent_process
 from tests.support import manifests
 from tests.support.manifests import images
 
@@ -207,7 +207,7 @@ def test_too_little_space_is_told_before_anything_starts(tmp_path: Path, monkeyp
 def test_a_full_disk_is_told_in_words(tmp_path: Path) -> None:
     """On a real full disk: a file system of 64 KiB in a mount namespace of its own."""
     code = (
-        "import sys; from pathlib import Path; import tests.unit.cli.test_local_prepare as t\n"
+        "import sys; from pathlib import Path; import tests.unit.launcher.test_local_prepare as t\n"
         "t.tell(Path(sys.argv[1]) / 'digits')"
     )
     script = 'mount -t tmpfs -o size=64k none "$0" && head -c 70000 /dev/zero > "$0/big"; exec "$1" -c "$2" "$0"'
@@ -231,7 +231,7 @@ class TestTwoRunsInOneDirectory:
     def other(self, there: Path) -> Iterator[subprocess.Popen[str]]:
         """Another process that holds the directory."""
         code = (
-            "import sys; from pathlib import Path; import tests.unit.cli.test_local_prepare as t\n"
+            "import sys; from pathlib import Path; import tests.unit.launcher.test_local_prepare as t\n"
             "mine = t.prepared(Path(sys.argv[1])); mine.sign('0123'); print('held', flush=True); sys.stdin.read()"
         )
         process = subprocess.Popen(

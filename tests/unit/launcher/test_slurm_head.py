@@ -23,15 +23,15 @@ from tandem.processes.exitcode import ExitCode
 from tandem.processes.supervision import MAX_FAILURES
 from tandem.rundir.layout import RunDir
 from tandem.rundir.ownership import ENDPOINT
-from tandem_cli.local import prepare
-from tandem_cli.local.display import Watch
-from tandem_cli.slurm import extension, jobs, scheduler
-from tandem_cli.slurm import head as head_module
-from tandem_cli.slurm.head import NODES_SECONDS, RETRY_SECONDS, SlurmRunner, own_job_id
-from tandem_cli.slurm.jobs import Submission
-from tandem_cli.slurm.process_factory import SlurmProcessFactory
-from tandem_cli.slurm.refusals import MAX_REFUSALS
-from tandem_cli.slurm.scheduler import NodeState, QueuedJob, SlurmError
+from tandem_launcher.local import prepare
+from tandem_launcher.slurm import extension, jobs, scheduler
+from tandem_launcher.slurm import head as head_module
+from tandem_launcher.slurm.head import NODES_SECONDS, RETRY_SECONDS, SlurmRunner, own_job_id
+from tandem_launcher.slurm.jobs import Submission
+from tandem_launcher.slurm.process_factory import SlurmProcessFactory
+from tandem_launcher.slurm.refusals import MAX_REFUSALS
+from tandem_launcher.slurm.scheduler import NodeState, QueuedJob, SlurmError
+from tandem_launcher.terminal.display import Watch
 from tests.support import manifests
 from tests.support.waiting import until
 
@@ -326,8 +326,8 @@ def test_a_full_disk_does_not_end_the_head_and_what_it_publishes_comes_when_ther
 ) -> None:
     now = time.monotonic()
     with monkeypatch.context() as disk:
-        disk.setattr("tandem_cli.slurm.head.publish", full)
-        disk.setattr("tandem_cli.slurm.head.replace_json", full)
+        disk.setattr("tandem_launcher.slurm.head.publish", full)
+        disk.setattr("tandem_launcher.slurm.head.replace_json", full)
         turns(head, now, {"worker-0": "n0", "worker-1": "n1"})
     endpoint = head.processes.run_dir.path / ENDPOINT
     head.turn(now + 0.9 * RETRY_SECONDS)

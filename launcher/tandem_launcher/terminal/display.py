@@ -11,8 +11,8 @@ from rich.console import Console
 
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, Unreachable
 from tandem.wire.status import Snapshot
-from tandem_cli.terminal.canvas import Canvas, can_draw
-from tandem_cli.terminal.screen import Scene, event_line, screen, state_line
+from tandem_launcher.terminal.canvas import Canvas, can_draw
+from tandem_launcher.terminal.screen import Scene, event_line, screen, state_line
 
 FRAME_SECONDS = 0.5
 """Interval between frames, in seconds. A frame takes some 5 ms of a core that a rank may need."""

@@ -17,7 +17,7 @@ from tandem.job.pod_template import cpus
 from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.launch import module_command
 from tandem.processes.supervision import SAVING_SECONDS
-from tandem_cli.slurm.profile import Profile
+from tandem_launcher.slurm.profile import Profile
 
 LOGS = "logs"
 """Folder for the output of batch scripts, in the working directory of the submission. SLURM does not create it."""
@@ -120,7 +120,7 @@ def training(job: DistributedTrainingJob, profile: Profile, paths: ScriptPaths) 
         f"At SIGTERM, {profile.warn_seconds} s before the time limit, they save, and the head requeues the job.",
         "At SIGINT they save, and the head ends.",
     ]
-    args = ["tandem_cli.slurm.head", "train", *flags, *_container(profile)]
+    args = ["tandem_launcher.slurm.head", "train", *flags, *_container(profile)]
     return _script(about, options, profile, paths, head, args, step)
 
 
@@ -140,7 +140,7 @@ def extension(job: DistributedTrainingJob, profile: Profile, paths: ScriptPaths)
         "The training submits it. If SLURM accepts no jobs from compute nodes, submit it from a login node.",
     ]
     comment = ["This holds the node, on which the training starts an agent, and ends when the training does."]
-    return _script(about, options, profile, paths, comment, ["tandem_cli.slurm.extension"], [])
+    return _script(about, options, profile, paths, comment, ["tandem_launcher.slurm.extension"], [])
 
 
 def evaluation(job: DistributedTrainingJob, profile: Profile, paths: ScriptPaths) -> str:
@@ -161,7 +161,7 @@ def evaluation(job: DistributedTrainingJob, profile: Profile, paths: ScriptPaths
     ]
     about = [f"Tandem: evaluators of {name}."]
     head = ["The head starts the evaluators on this node. They end when all checkpoints of the training are evaluated."]
-    args = ["tandem_cli.slurm.head", "evaluate", *_container(profile)]
+    args = ["tandem_launcher.slurm.head", "evaluate", *_container(profile)]
     return _script(about, options, profile, paths, head, args, [])
 
 

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tandem_cli.local import starter
-from tandem_cli.local.guardian import MARK, sweep
-from tandem_cli.local.placement import Cores
-from tandem_cli.printed_log import LogLimiter, read_tail
+from tandem_launcher.local import starter
+from tandem_launcher.local.guardian import MARK, sweep
+from tandem_launcher.local.placement import Cores
+from tandem_launcher.printed_log import LogLimiter, read_tail
 
 AGENT_LINE = re.compile(r"^\d{4}-\d\d-\d\d [\d:,]+ level=\w+ event=|^[IWEF]\d{4} [\d:.]+ +\d+ \S*torch/")
 """Prefix of the lines of an agent and of torchrun, in the log that they share with the ranks."""

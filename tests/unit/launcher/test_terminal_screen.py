@@ -24,8 +24,8 @@ from tandem.wire.status import (
     Utilization,
     phase_word,
 )
-from tandem_cli.local.display import Written
-from tandem_cli.terminal.screen import (
+from tandem_launcher.terminal.display import Written
+from tandem_launcher.terminal.screen import (
     MAX_POINTS,
     Scene,
     Trail,

@@ -13,13 +13,14 @@ from tandem.errors import UserError
 from tandem.job.manifest.reading import parse_job, read_source
 from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir.layout import RunDir
-from tandem_cli.slurm import profile as profiles
-from tandem_cli.slurm import scheduler, script, submission
-from tandem_cli.slurm.jobs import NodeAllocation
-from tandem_cli.slurm.process_factory import SlurmProcessFactory
-from tandem_cli.slurm.profile import Profile
-from tandem_cli.slurm.scheduler import SlurmError
-from tandem_cli.slurm.script import ScriptPaths
+from tandem_cli.slurm import submission
+from tandem_launcher.slurm import profile as profiles
+from tandem_launcher.slurm import scheduler, script
+from tandem_launcher.slurm.jobs import NodeAllocation
+from tandem_launcher.slurm.process_factory import SlurmProcessFactory
+from tandem_launcher.slurm.profile import Profile
+from tandem_launcher.slurm.scheduler import SlurmError
+from tandem_launcher.slurm.script import ScriptPaths
 from tests.support import EXAMPLES, ROOT
 
 HOSTILE = "a b'c\"d$(touch made)`touch made`;touch made\\#%j"
@@ -106,8 +107,8 @@ def test_who_warns_earlier_gets_longer_saves(tmp_path: Path) -> None:
     job = digits()
     crew = SlurmProcessFactory(job, RunDir(tmp_path), ["srun"], (), "token-of-this-test", tmp_path, "7", 525.0)
     agent = crew.agent("worker-0", NodeAllocation("7", "n0"), "127.0.0.1", "127.0.0.1:1")
-    begin = agent.command.index("tandem_cli.slurm.step")
-    assert agent.command[begin : begin + 4] == ["tandem_cli.slurm.step", "7", "worker-0", "525.0"]
+    begin = agent.command.index("tandem_launcher.slurm.step")
+    assert agent.command[begin : begin + 4] == ["tandem_launcher.slurm.step", "7", "worker-0", "525.0"]
     assert "--shutdown-timeout=510" in agent.command, "torchrun's ranks have ended before torchrun is ended"
 
 
@@ -120,7 +121,7 @@ def test_one_more_node_is_like_the_others_and_a_job_that_is_not_requeued() -> No
     own = {"--job-name=digits-node", "--output=logs/digits-node_%j.out", "--nodes=1", "--no-requeue"}
     assert set(options(node)) - own == set(options(training)) - of_the_run - survives
     assert own <= set(options(node))
-    assert node.endswith("-m tandem_cli.slurm.extension \\\n    --run-dir /shared/runs/digits\n")
+    assert node.endswith("-m tandem_launcher.slurm.extension \\\n    --run-dir /shared/runs/digits\n")
     assert " --replace-nodes " in training
     assert "--replace-nodes" not in script.training(job, profile.model_copy(update={"replace_nodes": False}), PLACES)
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tandem_cli import printed_log
-from tandem_cli.local.child import last_lines
 from tandem_cli.local.run_output import Logs
-from tandem_cli.printed_log import LogLimiter, earlier_part, limit_size, read_tail
+from tandem_launcher import printed_log
+from tandem_launcher.local.child import last_lines
+from tandem_launcher.printed_log import LogLimiter, earlier_part, limit_size, read_tail
 from tests.support.waiting import SECONDS
 
 BOUND = 1000

@@ -15,8 +15,8 @@ from tandem.wire.status import CheckpointRef
 from tandem_cli.local.run_view import job_view
 from tandem_cli.report.writing import write
 from tandem_cli.terminal import tables
-from tandem_cli.terminal.summary import RunResult, complete, failed, interrupted, lost_words, result
 from tandem_cli.terminal.tables import view_record
+from tandem_launcher.terminal.summary import RunResult, complete, failed, interrupted, lost_words, result
 from tests.support import manifests
 
 

@@ -1,8 +1,8 @@
 """Runs one job on this machine: applies the decisions of tandem.processes.supervision, displays progress, and cleans
 up.
 
-All processes start on the main thread (see tandem_cli.local.child); the only other thread polls the coordinator for its
-snapshot.
+All processes start on the main thread (see tandem_launcher.local.child); the only other thread polls the coordinator
+for its snapshot.
 
 The first seconds of a run must not be silent, so the display always tells what the run waits for.
 """
@@ -46,14 +46,14 @@ from tandem.processes.supervision import (
 )
 from tandem.rundir.layout import RunDir
 from tandem.wire.status import RESTART_DELAY_PREFIX, Event, Progress, Snapshot
-from tandem_cli.local.child import AGENT_LINE, Process, last_lines
-from tandem_cli.local.display import Display, Watch
-from tandem_cli.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
-from tandem_cli.local.placement import Placement
-from tandem_cli.local.prepare import HeldFolder
-from tandem_cli.local.run_view import final_status, unseen_events
-from tandem_cli.printed_log import describe_limit
-from tandem_cli.terminal.screen import Scene, Trail, merged
+from tandem_launcher.local.child import AGENT_LINE, Process, last_lines
+from tandem_launcher.local.guardian import NO_PICTURE, PICTURE, SWEEP_SECONDS
+from tandem_launcher.local.placement import Placement
+from tandem_launcher.local.prepare import HeldFolder
+from tandem_launcher.printed_log import describe_limit
+from tandem_launcher.recorded_status import recorded_status, unseen_events
+from tandem_launcher.terminal.display import Display, Watch
+from tandem_launcher.terminal.screen import Scene, Trail, merged
 
 HOST = "127.0.0.1"
 COORDINATOR = "coordinator"
@@ -68,7 +68,7 @@ class ProcessFactory:
 
     Attributes:
         token: the coordinator's secret; all children but the evaluators get it.
-        mark: value that all processes of this run carry in their environment (see tandem_cli.local.guardian).
+        mark: value that all processes of this run carry in their environment (see tandem_launcher.local.guardian).
         scratch: a private folder for temporary files, removed at the end.
         cores: number of cores that the run may use.
         gpus: CUDA_VISIBLE_DEVICES of each replica; None leaves the variable unchanged.
@@ -511,7 +511,7 @@ class LocalRun:
         with _limit_named(NO_PROCESS), self._factory.log("guardian").open("ab") as log:
             self._guardian = subprocess.Popen(
                 launch.module_command(
-                    "tandem_cli.local.guardian", *terminal_options, self._factory.mark, *map(str, paths)
+                    "tandem_launcher.local.guardian", *terminal_options, self._factory.mark, *map(str, paths)
                 ),
                 stdin=read,
                 stdout=log,
@@ -601,11 +601,11 @@ class LocalRun:
     @cached_property
     def _end(self) -> Progress | None:
         """Final progress, read once, when training is complete."""
-        return final_status(self._factory.run_dir.path).progress
+        return recorded_status(self._factory.run_dir.path, alive=False).progress
 
     def _final_scene(self) -> Scene:
         """Build the final scene from the run directory, once the run is over."""
-        scene, status = self._scene(time.monotonic()), final_status(self._factory.run_dir.path)
+        scene, status = self._scene(time.monotonic()), recorded_status(self._factory.run_dir.path, alive=False)
         last = scene.snapshot or Snapshot(job=scene.job, time=time.time(), status=status)
         snapshot = last.model_copy(update={"status": status})
         # The coordinator may have ended before the last poll, so its log can have events that no snapshot had.

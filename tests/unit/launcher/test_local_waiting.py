@@ -10,8 +10,8 @@ import pytest
 
 from tandem.processes.supervision import Child
 from tandem.wire.status import MemberView, Snapshot, Status
-from tandem_cli.local import display
-from tandem_cli.local.local_run import ProgressAtStop, Requests, describe_stop, describe_wait
+from tandem_launcher.local.local_run import ProgressAtStop, Requests, describe_stop, describe_wait
+from tandem_launcher.terminal import display
 from tests.support.waiting import until
 
 WORKER = Child(name="worker-0", role="agent").started(0.0)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tandem_cli.slurm import extension, jobs, scheduler
-from tandem_cli.slurm.jobs import Submission
 from tandem_cli.slurm.platform import OnSlurm
-from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
+from tandem_launcher.slurm import extension, jobs, scheduler
+from tandem_launcher.slurm.jobs import Submission
+from tandem_launcher.slurm.scheduler import QueuedJob, SlurmError
 
 SHOWN = "JobId=7 JobName=digits JobState={state} Reason=None Restarts={restarts} BatchFlag=1\n"
 

@@ -9,7 +9,7 @@ clean-up.
 The parent reports through the pipe whether it draws on the terminal. If it died while it did, the guardian restores the
 terminal.
 
-    python -m tandem_cli.local.guardian [--terminal DESCRIPTOR] MARK [PATH TO REMOVE…]
+    python -m tandem_launcher.local.guardian [--terminal DESCRIPTOR] MARK [PATH TO REMOVE…]
 """
 
 import os
@@ -127,7 +127,9 @@ def guard(mark: str, paths: list[Path], wait: Callable[[], bytes], terminal: int
     """
     # The last byte counts: the parent may have drawn and restored the terminal several times.
     if wait().endswith(PICTURE) and terminal is not None:
-        from tandem_cli.terminal.canvas import give_back  # rich takes a tenth of a second, which no run should wait for
+        from tandem_launcher.terminal.canvas import (
+            give_back,  # rich takes a tenth of a second, which no run should wait for
+        )
 
         with suppress(OSError):
             give_back(terminal)

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Collection
 from pathlib import Path
 
-from tandem_cli.slurm import jobs, scheduler
-from tandem_cli.slurm.scheduler import SlurmUnavailableError
+from tandem_launcher.slurm import jobs, scheduler
+from tandem_launcher.slurm.scheduler import SlurmUnavailableError
 
 MAX_REFUSALS = 12
 """Consecutive refusals of every agent after which the job fails, if srun has never started one of them. At one attempt

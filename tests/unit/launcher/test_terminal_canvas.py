@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from rich.text import Text
 
-from tandem_cli.terminal.canvas import Canvas, PrintableConsole
+from tandem_launcher.terminal.canvas import Canvas, PrintableConsole
 from tests.support.terminal import Terminal
 from tests.support.waiting import until
 

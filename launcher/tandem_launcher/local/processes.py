@@ -16,7 +16,7 @@ from tandem.processes.launch import PULSE, RUN_DIR, module_command
 from tandem.rundir.durable import read_json_or_none
 from tandem.rundir.ownership import LOCK
 from tandem.wire.stacks import Attachment, Inspection
-from tandem_cli.local.guardian import MARK, marked
+from tandem_launcher.local.guardian import MARK, marked
 
 INSPECT_SECONDS = 30.0
 """Timeout of an inspection of all ranks, in seconds; it takes half a second."""

@@ -15,12 +15,13 @@ import pytest
 from tandem.errors import UserError
 from tandem_cli.local.known import list_runs
 from tandem_cli.local.run_view import job_summary
-from tandem_cli.slurm import execution, jobs, scheduler, script, submission
-from tandem_cli.slurm.jobs import NodeAllocation, Submission
-from tandem_cli.slurm.process_factory import SlurmStep
-from tandem_cli.slurm.profile import Profile
-from tandem_cli.slurm.scheduler import QueuedJob, SlurmError
-from tandem_cli.slurm.step import PING
+from tandem_cli.slurm import execution, submission
+from tandem_launcher.slurm import jobs, preparation, scheduler, script
+from tandem_launcher.slurm.jobs import NodeAllocation, Submission
+from tandem_launcher.slurm.process_factory import SlurmStep
+from tandem_launcher.slurm.profile import Profile
+from tandem_launcher.slurm.scheduler import QueuedJob, SlurmError
+from tandem_launcher.slurm.step import PING
 from tests.support import manifests
 from tests.support.waiting import until
 
@@ -200,7 +201,7 @@ def test_a_run_that_was_refused_says_why_until_it_is_submitted(refusing: Path, r
     (refusing / "refused").write_text(refused)
     profile = Profile.model_validate({"partition": "away", "account": "lab", "evaluators": {"partition": "cpus"}})
     job = manifests.job("mine")
-    submission.prepare(RUN, job, False, "")
+    preparation.prepare(RUN, job, False, "")
     with pytest.raises(SlurmError) as caught:
         submission.submit(RUN, job, profile)
     partition = "away" if refused == "train.sh" else "cpus"
@@ -224,7 +225,7 @@ def test_the_partition_and_the_account_of_the_environment_are_those_that_sbatch_
 
 
 def step(tmp_path: Path, *command: str, **settings: Any) -> SlurmStep:
-    words = [sys.executable, "-m", "tandem_cli.slurm.step", "", "worker-0", "45", *command]
+    words = [sys.executable, "-m", "tandem_launcher.slurm.step", "", "worker-0", "45", *command]
     return SlurmStep("worker-0", words, {}, tmp_path / "worker-0.txt", **settings)
 
 
@@ -245,7 +246,7 @@ def test_a_step_that_slurm_signals_does_not_signal_its_process_again(tmp_path: P
     words = [
         sys.executable,
         "-m",
-        "tandem_cli.slurm.step",
+        "tandem_launcher.slurm.step",
         "",
         "worker-0",
         "45",
@@ -326,7 +327,7 @@ def test_what_slurm_says_in_other_letters_than_utf_8_is_no_error(tmp_path: Path)
 
 HASTY = """
 import sys
-from tandem_cli.slurm import step
+from tandem_launcher.slurm import step
 step.CHECK_SECONDS, step.SILENT_SECONDS = 0.1, 1.0
 sys.exit(step.main())
 """
