@@ -26,7 +26,7 @@ from tandem_cli.prove.files import FilesBesideChain, compare_files
 from tandem_cli.prove.replay import Replay, replay
 from tandem_cli.prove.window import Window, Windows
 from tandem_cli.runs import RunArgument, open_run
-from tandem_cli.terminal.canvas import PrintableConsole
+from tandem_launcher.terminal.canvas import PrintableConsole
 
 STEPS = re.compile(r"(?P<first>\d{1,15})(-(?P<last>\d{1,15}))?")
 COUNT = 10
