@@ -154,6 +154,10 @@ def test_a_job_is_submitted_followed_over_a_lost_pod_and_told_of_to_its_end(
     assert newest.step > first.step
     until(lambda: "pod/tandem-copy" not in namespace("get", "pods", "-o", "name"), "the pod of the copy is gone")
     assert tandem("verify", tmp_path / "run").returncode == 0
+    # Steps that its pods took are the same on this machine, and the record is the one that the operator saw.
+    head = job.status["provenance"]["head"]
+    proof = tandem("prove", tmp_path / "run", "--head", head, "--steps", "1-10")
+    assert (proof.returncode, "losses    10 of 10 are the same" in proof.stdout) == (0, True), proof.stdout
     assert (tandem("report", tmp_path / "run").returncode, (tmp_path / "run/report.html").is_file()) == (0, True)
 
 

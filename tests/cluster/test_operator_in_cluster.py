@@ -81,6 +81,7 @@ def test_it_runs_a_job_to_its_end_and_may_die_meanwhile(namespace: Namespace) ->
     until(lambda: operators(namespace) not in ([], before), "another operator", 120.0)
     job.reaches("Succeeded", seconds=400)
     assert job.status["latestEvaluation"]["step"] == job.status["progress"]["totalSteps"]
+    assert job.status["provenance"]["entries"] > job.status["generation"]
     said = namespace("logs", "deployment/tandem-operator")
     assert "event=look-broken" not in said
     assert "event=look-failed" not in said
