@@ -11,10 +11,10 @@ from tandem.rundir.layout import RunDir
 from tandem.wire.status import Corruption
 from tandem_coordinator.run_watcher import RunDirectory
 from tests.support import SCRIPTS, manifests
-from tests.support.ranks import Ranks, records, run
+from tests.support.ranks import Ranks, losses, make_rundir, records, run
 
 ALL = pytest.mark.full("core", "trainer")
-SCRIPT = str(SCRIPTS / "lying.py")
+SCRIPT, FLIPPING = str(SCRIPTS / "lying.py"), str(SCRIPTS / "flipping.py")
 LEAVES = 11
 
 
@@ -130,3 +130,35 @@ def test_of_a_run_that_was_interrupted_and_is_right_nothing_is_named(tmp_path: P
     run(rundir, 1, SCRIPT, "none", optimizer)
     assert directory.poll(time.time()).corruptions == []
     assert len(records(rundir, "step")) == 30
+
+
+# With dropout, whose draws a comparison could change.
+DELICATE = {"model": "cnn", "data": {"name": "digits"}, "epochs": 2, "globalBatchSize": 100}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"microBatchSize": 9}, marks=ALL),
+        pytest.param({"precision": "bfloat16"}, marks=ALL),
+        # Batch norm.
+        pytest.param({"model": "resnet-18", "maxSteps": 12}, marks=ALL),
+    ],
+)
+def test_a_flipped_bit_of_a_gradient_is_named_and_comparisons_change_nothing(
+    tmp_path: Path, options: dict[str, object]
+) -> None:
+    rundirs = {name: make_rundir(tmp_path / name, DELICATE | options) for name in ("right", "flipped")}
+    off = make_rundir(tmp_path / "off", DELICATE | options, elasticity={"onCorruption": "Off"})
+    run(rundirs["right"], 2, FLIPPING, "5", "0")
+    # The first, and the one that the second comparison needs, and so on.
+    with Ranks(rundirs["flipped"], 2, FLIPPING, "5", "20", "2") as ranks:
+        codes, output = ranks.finish()
+    assert codes == [ExitCode.DONE] * 2, output
+    run(off, 2, FLIPPING, "5", "0")
+    assert losses(rundirs["right"]) == losses(rundirs["flipped"]) == losses(off)
+    assert len({rundir.committed()[0].weights_digest for rundir in (*rundirs.values(), off)}) == 1
+    found = records(rundirs["flipped"], "corruption")
+    assert {record["reason"] for record in found} == {"GradientsDiffer"}
+    assert {record["message"].partition(" on ")[0] for record in found} == {"rank 1 (worker-1"}

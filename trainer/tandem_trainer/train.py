@@ -16,15 +16,13 @@ restore, votes, checkpoints, the log.
 import gc
 import logging
 import math
-import random
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -42,7 +40,7 @@ from tandem_trainer.checkpoint.sharding import to_local
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.continuation import LiveState
 from tandem_trainer.data.feeding import Reading, to_device
-from tandem_trainer.data.keyed import mixed, seed_torch
+from tandem_trainer.data.keyed import mixed, random_state_restored, seed_torch
 from tandem_trainer.data.mixture import Mixture
 from tandem_trainer.data.order import Order, Passes, pieces
 from tandem_trainer.data.sampling import has_indices
@@ -51,6 +49,7 @@ from tandem_trainer.data.sharded import shards_of
 from tandem_trainer.data.supply import LoaderSupply, Resident, Share, Supply, whole_and_slice
 from tandem_trainer.elastic_run import ElasticRun, RunDescription
 from tandem_trainer.failure import ConfigurationError
+from tandem_trainer.gradient_check import GradientCheck
 from tandem_trainer.initial_weights import load_initial
 from tandem_trainer.meter import Cost, GradientNorm, Stopwatch, cost_of
 from tandem_trainer.micro_batch import MicroBatch, PassDidNotFit, is_out_of_memory
@@ -194,7 +193,7 @@ class Stepper:
                 # Gradients are averaged over ranks with the last micro-batch only.
                 with strategy.synchronised(self._forward, last=number == len(cuts)):
                     with self.busy:
-                        loss = self._loss(step, share, start, end)
+                        loss = self.loss(step, self._forward, *share.part(start, end))
                     objective = loss * (scale * strategy.dp_size)
                     if carrier is not None:
                         objective = objective + carrier * objective.detach()
@@ -208,14 +207,13 @@ class Stepper:
             total += loss.detach() * (scale * loss_share)
         return total
 
-    def _loss(self, step: int, share: Share, start: int, end: int) -> Tensor:
-        """Compute the sum of the losses of some samples. Scalar."""
-        batch, keys = share.part(start, end)
+    def loss(self, step: int, model: nn.Module, batch: Any, keys: Tensor) -> Tensor:
+        """Compute the sum of the losses of the samples with some ids. Scalar."""
         self._draws.set(self._loop.seed, step, keys)
         if self._loop.precision == "float32":
-            return self._task.loss_sum(self._forward, batch, len(keys))
+            return self._task.loss_sum(model, batch, len(keys))
         with mixed_precision(self._loop, self._group.device):
-            return self._task.loss_sum(self._forward, batch, len(keys)).float()
+            return self._task.loss_sum(model, batch, len(keys)).float()
 
 
 def rate_factor(schedule: Schedule, step: int, total_steps: int) -> float:
@@ -297,6 +295,7 @@ class TaskRun:
         self._elastic: ElasticRun | None = None
         self._stepper: Stepper | None = None
         self._supply: Supply | None = None
+        self._gradients: GradientCheck | None = None
         self._is_started = False
         self._live: LiveState | None = None
         self.step = 0
@@ -318,7 +317,7 @@ class TaskRun:
         # The samples of one pass in a full group, more or less.
         count = max(1, loop.global_batch_size // (workers.replicas * workers.processes))
         count = min(count, MicroBatch(self._job, context).max_samples or count)
-        with _restored_generators(), suppress(PassDidNotFit):
+        with random_state_restored(), suppress(PassDidNotFit):
             self._rehearse(loop, strategy, count)
 
     def _rehearse(self, loop: Loop, strategy: Strategy, count: int) -> None:
@@ -394,6 +393,10 @@ class TaskRun:
             elastic.meter.gradients,
         )
         self._supply = supply_of(task, self._dataset, passes.order, loop, strategy, elastic.data_steps_left)
+        # A task of the user's own may need more samples at once, or differ between ranks.
+        is_built_in = job.spec.trainer.own_task is None
+        is_compared = is_built_in and strategy.is_replicated and elastic.on_corruption != "Off"
+        self._gradients = GradientCheck(group, learner.model, self._stepper.loss, loop) if is_compared else None
 
     def take_steps(self) -> None:
         """Take the remaining steps. What happens between two of them (votes, checkpoints, the log) happens in
@@ -418,6 +421,8 @@ class TaskRun:
             rates = [peak * factor for peak in learner.peak_rates]
             elastic.meter.data_ready()
             try:
+                if self._gradients is not None and self._gradients.is_due(step):
+                    self._gradients.compare(step, share, elastic.corruptions)
                 loss = stepper.take(step, share, rates)
             except PassDidNotFit as failed:
                 self._micro_batch.halve(failed)
@@ -562,18 +567,6 @@ class FreshStart:
             # That run may itself have continued the schedule of another one.
             schedule = self.train_state.other(SCHEDULE, contents) or {}
             self.schedule[EARLIER_STEPS] = manifest.step + int(schedule.get(EARLIER_STEPS, 0))
-
-
-@contextmanager
-def _restored_generators() -> Iterator[None]:
-    """Put back the state of the generators of torch, numpy and Python on the CPU."""
-    of_numpy, of_python = np.random.get_state(), random.getstate()
-    with torch.random.fork_rng(devices=[]):
-        try:
-            yield
-        finally:
-            np.random.set_state(of_numpy)
-            random.setstate(of_python)
 
 
 def samples_of(task: Task[Any]) -> tuple[Any, int, int]:

@@ -251,7 +251,7 @@ WEIGHTS_UNCHANGED = Metric(
 CORRUPTIONS = Metric(
     "tandem_corruptions_total",
     "counter",
-    "Numbers that were found to be wrong, by kind: ranks that differ, samples, optimizer state, scores.",
+    "Numbers that were found to be wrong, by kind: ranks that differ, samples, optimizer state, gradients, scores.",
     ("reason",),
 )
 BEST_SCORE = Metric("tandem_best_score", "gauge", "Score of the best checkpoint.", ("metric",))

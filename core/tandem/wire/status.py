@@ -125,7 +125,7 @@ class Straggler(Model):
     """Its own work time in a step over the median of all ranks."""
 
 
-CorruptionKind = Literal["RanksDiffer", "SamplesDiffer", "OptimizerDiffers", "ScoresDiffer"]
+CorruptionKind = Literal["RanksDiffer", "SamplesDiffer", "OptimizerDiffers", "GradientsDiffer", "ScoresDiffer"]
 """Kind of a comparison that finds wrong numbers."""
 
 
@@ -469,6 +469,7 @@ SAMPLES_FILTERED, EXCLUDED, SKIPPED, WORSE_THAN_BASE, WEIGHTS_UNCHANGED, NOT_TRA
 RANKS_DIFFER: Final = "RanksDiffer"
 SAMPLES_DIFFER: Final = "SamplesDiffer"
 OPTIMIZER_DIFFERS: Final = "OptimizerDiffers"
+GRADIENTS_DIFFER: Final = "GradientsDiffer"
 SCORES_DIFFER: Final = "ScoresDiffer"
 CORRUPTIONS: tuple[CorruptionKind, ...] = get_args(CorruptionKind)
 DISK_FULL_ERRORS = tuple(os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT))

@@ -27,6 +27,8 @@ POWER_SGD_FIRST_STEPS = 2
 class Ddp(Strategy):
     """DistributedDataParallel with the options of the job."""
 
+    is_replicated = True
+
     def __init__(self, loop: Loop, group: Group) -> None:
         super().__init__(loop, group)
         self._options = loop.ddp or tasks.DdpSettings()

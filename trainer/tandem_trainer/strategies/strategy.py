@@ -37,6 +37,9 @@ class Strategy:
     is_shared = False
     """Whether all ranks write into one copy of the weights; then only rank 0 averages and saves them."""
 
+    is_replicated = False
+    """Whether several ranks each hold the whole model, and average their gradients."""
+
     def __init__(self, loop: Loop, group: Group) -> None:
         self.loop, self.group = loop, group
         self.devices: tuple[torch.device, ...] = (group.device,)
