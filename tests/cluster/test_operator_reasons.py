@@ -49,6 +49,7 @@ if not again.exists():
 SESSION = """
 import os, pathlib, sys, time, torch
 from torch.utils.data import TensorDataset
+from tandem_trainer import session_data
 from tandem_trainer.session import Session
 
 mode, run = sys.argv[1], pathlib.Path(os.environ["TANDEM_RUN_DIR"])
@@ -56,6 +57,9 @@ saved = [file.parent for file in run.glob("checkpoints/step-*/manifest.json")]
 for file in (file for folder in saved for file in folder.rglob("*") if mode == "damaged"):
     if file.is_file() and file.name != "manifest.json":
         file.write_bytes(bytes(file.stat().st_size))
+feed = session_data.feed
+if mode == "repeats":
+    session_data.feed = lambda *arguments: (batch for once in feed(*arguments) for batch in (once, once))
 with Session(str(run)) as session:
     model = session.distribute(torch.nn.Linear(4, 5 if saved and mode == "other" else 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,8 +75,8 @@ with Session(str(run)) as session:
         if mode in ("other", "damaged") and not saved and any(run.glob("checkpoints/step-*/manifest.json")):
             raise KeyError("after a checkpoint")
 """
-"""Leaves its loop early, has a loss that is NaN, or fails once with a checkpoint that it damages, or that does not fit,
-at its second start."""
+"""Leaves its loop early, has a loss that is NaN, takes each batch twice, or fails once with a checkpoint that it
+damages, or that does not fit, at its second start."""
 
 
 def script(name: str, code: str = "import time; time.sleep(600)", **spec: Any) -> Manifest:
@@ -238,6 +242,7 @@ def test_a_script_that_hangs_three_times_at_one_step_fails_with_that_reason(
     [
         ("early", "Succeeded", Reason.STOPPED_EARLY, "the script left its loop"),
         ("diverges", "Failed", Reason.DIVERGED, "the loss became NaN at step 1"),
+        ("repeats", "Failed", Reason.NUMBERS_WRONG, "took other samples than seed and order give it"),
         ("other", "Failed", Reason.CHECKPOINT_DOES_NOT_FIT, "do not fit the model"),
         ("damaged", "Failed", Reason.CHECKPOINTS_DAMAGED, "all remaining checkpoints are damaged"),
     ],
@@ -246,7 +251,12 @@ def test_a_session_says_why_it_has_ended(
     namespace: Namespace, operator: Operator, mode: str, phase: str, reason: Reason, words: str
 ) -> None:
     job = Job(namespace, mode)
-    whole = script(mode, SESSION, checkpoint={"everySteps": 5, "storage": {"size": "1Gi"}})
+    whole = script(
+        mode,
+        SESSION,
+        checkpoint={"everySteps": 5, "storage": {"size": "1Gi"}},
+        elasticity={"onCorruption": "Stop"},
+    )
     whole["spec"]["trainer"]["args"] = [mode]
     job.apply(whole)
     job.reaches(phase)
