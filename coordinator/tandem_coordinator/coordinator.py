@@ -17,7 +17,7 @@ from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
-from tandem.wire.protocol import FIRST_PROTOCOL, PROTOCOL, Answer, Membership, Sync
+from tandem.wire.protocol import Answer, Membership, Sync
 from tandem.wire.reasons import Reason
 from tandem.wire.status import Snapshot, Status, Troubles, with_cause
 from tandem_coordinator import failures, group_state, membership
@@ -172,12 +172,11 @@ class Coordinator:
 
     # Requests
 
-    async def sync(self, sync: Sync, hung_up: Callable[[], bool] = lambda: False, protocol: int = PROTOCOL) -> Answer:
+    async def sync(self, sync: Sync, hung_up: Callable[[], bool] = lambda: False) -> Answer:
         """Take an agent's message, and answer when the answer matters, or after the heartbeat interval.
 
         Args:
             hung_up: whether the agent's connection is closed.
-            protocol: what the agent reads.
         """
         # An agent has one request at a time: a newer one replaces the older, whose answer it no longer reads.
         request = self._requests[sync.replica] = object()
@@ -197,7 +196,7 @@ class Coordinator:
                     self._heartbeats[sync.replica] = now
                     self._tick_now.set()
                 await self._check_whether_ended()
-            self._apply(group_state.Synced(sync, supports_preflight=protocol > FIRST_PROTOCOL))
+            self._apply(group_state.Synced(sync))
             self._tick_now.set()
             if sync.finished:
                 await self._wait_until_recorded(sync.replica)

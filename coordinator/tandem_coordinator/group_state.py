@@ -88,8 +88,6 @@ class AgentState:
     """Time at which it said that it received SIGTERM while running, so that its group should save first."""
     node: str = ""
     """The node it runs on; empty if unknown."""
-    supports_preflight: bool = False
-    """Whether its version supports pre-flights."""
     standby: str = ""
     """State of new ranks that hold no state of the run (tandem.wire.protocol.Sync)."""
     disconnected_at: float | None = None
@@ -325,8 +323,6 @@ class Synced:
     """A message of an agent: a heartbeat, a request to join, or a notice that it leaves."""
 
     sync: Sync
-    supports_preflight: bool = True
-    """Whether the agent supports pre-flights. Older agents start their ranks whatever they are told."""
 
 
 @dataclass(frozen=True, slots=True)

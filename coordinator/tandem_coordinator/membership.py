@@ -123,8 +123,8 @@ def step(state: State, event: Event, now: float) -> Transition:
     if state.end is not None and not isinstance(event, Synced):
         return state, ()
     match event:
-        case Synced(sync, preflights):
-            return _take_sync(state, sync, preflights, now)
+        case Synced(sync):
+            return _take_sync(state, sync, now)
         case Disconnected():
             return _suspect_disconnected(state, event, now), ()
         case Retarget(replicas):
@@ -206,7 +206,7 @@ def is_redundant(state: State, sync: Sync) -> bool:
 # Agents
 
 
-def _take_sync(state: State, sync: Sync, supports_preflight: bool, now: float) -> Transition:
+def _take_sync(state: State, sync: Sync, now: float) -> Transition:
     if _is_retired(state, sync.replica, sync.incarnation):
         return state, ()
     if state.end is not None:
@@ -233,7 +233,7 @@ def _take_sync(state: State, sync: Sync, supports_preflight: bool, now: float) -
     leaving_since = agent_before.leaving_since if agent_before is not None else None
     agent = AgentState(
         *(sync.member, waits, sync.generation or 0, now, since, (leaving_since or now) if sync.leaving else None),
-        *(sync.node or "", supports_preflight, sync.standby),
+        *(sync.node or "", sync.standby),
     )
     state = replace(state, agents={**state.agents, sync.replica: agent})
     return preflight.record_report(state, sync, now), actions

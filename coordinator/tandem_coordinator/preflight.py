@@ -85,10 +85,6 @@ def request(state: State, now: float) -> State:
     none."""
     if not state.rules.preflight or state.preflight_passed >= state.members.keys():
         return state
-    # All or none: the members wait for each other's reports.
-    if not all(state.agents[replica].supports_preflight for replica, _ in state.members):
-        # An older agent would start its ranks, and the others would wait for its report.
-        return state
     return replace(state, preflight=Preflight(now))
 
 

@@ -17,14 +17,11 @@ from tandem.wire.http_server import Handler, authenticate, drain
 from tandem.wire.protocol import (
     BRIEF_PATH,
     CODE_PATH,
-    FIRST_PROTOCOL,
     MAX_BODY_BYTES,
     PROTOCOL_HEADERS,
     Answer,
     Sync,
     Target,
-    encode_for,
-    peer_protocol,
 )
 from tandem_coordinator.code_intake import CodeIntake
 from tandem_coordinator.coordinator import Coordinator
@@ -95,12 +92,11 @@ class _Server:
     async def sync(self, request: web.Request) -> web.Response:
         sync = await _body(request, Sync)
         self._check(sync)
-        protocol = peer_protocol(request.headers)
 
         def hung_up() -> bool:
             return request.transport is None or request.transport.is_closing()
 
-        body = self._encode(await self._coordinator.sync(sync, hung_up, protocol), protocol)
+        body = self._encode(await self._coordinator.sync(sync, hung_up))
         if len(body) < WORTH_PACKING_BYTES or "gzip" not in request.headers.get("Accept-Encoding", ""):
             return web.Response(body=body, content_type="application/json")
         return web.Response(
@@ -121,8 +117,8 @@ class _Server:
         except TimeoutError:
             raise web.HTTPServiceUnavailable(text="the number of replicas cannot be written to the disk") from None
 
-    async def status(self, request: web.Request) -> web.Response:
-        return web.json_response(encode_for(self._coordinator.snapshot(), peer_protocol(request.headers)))
+    async def status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._coordinator.snapshot().dump())
 
     async def brief(self, _: web.Request) -> web.Response:
         return web.json_response(brief(self._coordinator.snapshot(max_members=0)).dump())
@@ -148,24 +144,16 @@ class _Server:
         if sync.replica not in agents and len(agents) >= max_agents:
             raise web.HTTPServiceUnavailable(text=f"there are {max_agents} agents already, more than this job can have")
 
-    def _encode(self, answer: Answer, protocol: int) -> bytes:
+    def _encode(self, answer: Answer) -> bytes:
         """Encode an answer as JSON. Most answers are the same for many agents: a thousand equal ones are encoded
         once."""
         membership = answer.membership
         number = None if membership is None else membership.generation
-        key = (
-            answer.order,
-            answer.why,
-            answer.stacks,
-            answer.left_out,
-            answer.preflight,
-            number,
-            protocol > FIRST_PROTOCOL,
-        )
+        key = (answer.order, answer.why, answer.stacks, answer.left_out, answer.preflight, number)
         if key not in self._encoded:
             if len(self._encoded) >= MAX_ENCODED_ANSWERS:
                 self._encoded.clear()
-            self._encoded[key] = json.dumps(encode_for(answer, protocol)).encode()
+            self._encoded[key] = json.dumps(answer.dump()).encode()
         return self._encoded[key]
 
     def _pack(self, body: bytes) -> bytes:

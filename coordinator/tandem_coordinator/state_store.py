@@ -5,8 +5,7 @@ coordinator whose node was cut off while another one took over finds the other's
 starts it again in the same pod; so the file also lists the pods that were taken over from, and none of them gets the
 job back.
 
-A coordinator of the first protocol version rejects a file with a field that it does not know, and, after a rollback,
-closes the generation that trains. So newer fields are stored in a second file (docs/decisions/0020-versions.md).
+Some fields are in a second file, where the version before reads and writes them (docs/decisions/0020-versions.md).
 """
 
 import secrets
@@ -24,7 +23,7 @@ from tandem.rundir.layout import END_SECONDS, FinishedMember, RunDir
 from tandem.rundir.ledger import newest_ledger
 from tandem.rundir.records import LedgerRecord
 from tandem.wire.measures import is_restart
-from tandem.wire.protocol import FIRST_PROTOCOL, Membership, encode_for
+from tandem.wire.protocol import Membership
 from tandem.wire.status import GenerationView
 from tandem_coordinator.group_state import State
 
@@ -97,11 +96,11 @@ class CoordinatorState(Model):
 
 
 EXTENSION_FIELDS = ("pod", "taken_from", "left_out", "restarts", "finished", "settings_changed")
-"""Fields of `CoordinatorState` that the first protocol version does not know."""
+"""Fields of `CoordinatorState` that are in the second file."""
 
 
 class StateExtension(Model):
-    """The content of the second file: the fields that the first protocol version does not know."""
+    """The content of the second file."""
 
     owner: str
     """Owner of the `coordinator.json` that it belongs to; with any other it does not count."""
@@ -245,8 +244,7 @@ class StateStore:
             replace_json(self._rundir.beside_coordinator_file, extension.dump_brief())
             self._extension = extension
         replace_json(
-            self._rundir.coordinator_file,
-            encode_for(page.model_copy(update=dict.fromkeys(EXTENSION_FIELDS)), FIRST_PROTOCOL),
+            self._rundir.coordinator_file, page.model_copy(update=dict.fromkeys(EXTENSION_FIELDS)).dump_brief()
         )
 
 

@@ -21,7 +21,6 @@ from typing import Literal
 from tandem.formatting import count_noun, parse_rfc3339
 from tandem.job.resource import DistributedTrainingJob
 from tandem.model import MAX_TIMESTAMP
-from tandem.processes.exitcode import ExitCode
 from tandem.wire.reasons import RECORDED_REASONS, Reason
 from tandem.wire.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
@@ -41,13 +40,6 @@ _DECIDED_HERE = (Reason.DEADLINE_EXCEEDED, Reason.DOES_NOT_START)
 """Reasons of ends that the operator decides, of which workers do not know."""
 
 Stage = Literal["train", "drain", "suspend", "end"]
-
-_REASONS = {
-    ExitCode.DIVERGED: Reason.DIVERGED,
-    ExitCode.HUNG: Reason.HUNG,
-    ExitCode.CONFIGURATION: Reason.INVALID_CONFIGURATION,
-}
-"""Reasons by exit code, used when a coordinator of the previous version gives no reason."""
 
 
 @dataclass(frozen=True)
@@ -200,10 +192,8 @@ def _failure(
 ) -> Lifecycle | None:
     # The coordinator's own report comes first, because it knows the cause.
     if snapshot is not None and snapshot.status.phase == "Failed":
-        codes = {pod.code for pod in workers if pod.ended}
-        reasons = (reason for code, reason in _REASONS.items() if snapshot.reason is None and code in codes)
         # A tenant controls what a coordinator reports, so only known reasons are taken over.
-        reason = RECORDED_REASONS.get(snapshot.reason or "") or next(reasons, Reason.TRAINING_FAILED)
+        reason = RECORDED_REASONS.get(snapshot.reason or "", Reason.TRAINING_FAILED)
         return Lifecycle("end", "Failed", reason, snapshot.status.message or "the coordinator gives no further reason")
     limit = deadline(job)
     if limit is not None and now >= limit:

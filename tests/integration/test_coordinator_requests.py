@@ -18,7 +18,7 @@ from tandem.processes import launch
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem.wire.coordinator_client import CoordinatorRefused, RequestCancelled
-from tandem.wire.protocol import BRIEF_PATH, PROTOCOL, Sync
+from tandem.wire.protocol import BRIEF_PATH, Sync
 from tandem.wire.reasons import Reason
 from tests.support.coordinator_process import Agent, Coordinator, CoordinatorProcess
 from tests.support.elastic import TOKEN
@@ -74,7 +74,7 @@ def test_impossible_agents_are_refused(idle: Coordinator) -> None:
     assert idle.snapshot().members == []
 
 
-def test_who_gives_up_a_request_still_knows_what_the_coordinator_reads(idle: Coordinator) -> None:
+def test_who_gives_up_a_request_knows_that_the_coordinator_is_there(idle: Coordinator) -> None:
     """An agent that ends gives up its heartbeat, and then says whether it has finished."""
     wish = Sync(
         replica="worker-9", incarnation="a", address="127.0.0.1", port=4000, processes=1, state="joining", node="node-1"
@@ -83,7 +83,7 @@ def test_who_gives_up_a_request_still_knows_what_the_coordinator_reads(idle: Coo
         client.status()
         with pytest.raises(RequestCancelled):
             client.sync(wish, until=lambda *_: False)
-        assert client._protocol == PROTOCOL
+        assert client.has_answered
         client.sync(wish.model_copy(update={"state": "leaving", "finished": True}))
 
 

@@ -19,13 +19,10 @@ from pydantic import ValidationError
 from tandem.model import Model
 from tandem.wire.protocol import (
     CODE_PATH,
-    FIRST_PROTOCOL,
     PROTOCOL_HEADERS,
     Answer,
     Sync,
     Target,
-    encode_for,
-    peer_protocol,
 )
 from tandem.wire.status import Snapshot
 
@@ -98,23 +95,13 @@ class CoordinatorClient:
         self._host, self._port = parse_endpoint(endpoint)
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
-        # The coordinator's protocol in its last response. After an error the next one may have another version.
-        self._protocol: int | None = None
+        self.has_answered = False
+        """Whether the coordinator has responded since the last error. After one, another may have started."""
 
     @property
     def connected(self) -> bool:
         """Whether the next request uses a connection that has already carried one."""
         return self._connection is not None
-
-    @property
-    def protocol(self) -> int:
-        """Protocol of the coordinator; the first one as long as it is not known."""
-        return self._protocol or FIRST_PROTOCOL
-
-    @property
-    def knows_protocol(self) -> bool:
-        """Whether the coordinator's protocol is known. Before that, only fields of protocol 1 are sent."""
-        return self._protocol is not None
 
     def sync(self, message: Sync, until: Until | None = None) -> Answer:
         """Send an agent's heartbeat, and return the coordinator's order.
@@ -122,16 +109,7 @@ class CoordinatorClient:
         Raises:
             Unreachable, CoordinatorRefused, RequestCancelled: see there.
         """
-        return _read(
-            Answer,
-            self._request("POST", _SYNC, MAX_ANSWER_BYTES, encode_for(message, self.protocol), until),
-        )
-
-    def learn_protocol(self) -> None:
-        """Find out the coordinator's protocol, if an error has left it open and the coordinator answers now."""
-        if self._protocol is None:
-            with suppress(Unreachable, CoordinatorRefused):
-                self._request("GET", "/status", MAX_STATUS_BYTES)
+        return _read(Answer, self._request("POST", _SYNC, MAX_ANSWER_BYTES, message.dump(), until))
 
     def status(self) -> Snapshot:
         """Fetch the complete state of the job.
@@ -204,7 +182,7 @@ class CoordinatorClient:
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
         self._disconnect()
-        self._protocol = None
+        self.has_answered = False
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -228,7 +206,7 @@ class CoordinatorClient:
             self.close()
             raise Unreachable(f"the coordinator at {self.endpoint} does not answer: {error or type(error)}") from error
         except BaseException:
-            # Cancelled by the caller: the coordinator is fine, and its protocol stays known.
+            # Cancelled by the caller: the coordinator is fine.
             self._disconnect()
             raise
         return self._answer(status, content, path)
@@ -280,7 +258,7 @@ class CoordinatorClient:
         if until is not None and not until(connection.sock, self.timeout):
             raise RequestCancelled
         response = connection.getresponse()
-        self._protocol = peer_protocol(response.headers)
+        self.has_answered = True
         content = _content(response, max_bytes)
         if response.headers.get("Content-Encoding") == "gzip":
             content = _decompressed(content, max_bytes)

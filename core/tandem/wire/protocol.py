@@ -1,19 +1,15 @@
 """Protocol versions between agents, operator, CLI and coordinator (docs/decisions/0020-versions.md).
 
-Each request and each response carries a header with the protocol that its sender reads. Versions before protocol 2 send
-none, and refuse a message with an unknown field; so they are sent only the fields of protocol 1. From protocol 2 on,
-unknown fields are ignored, and everything is sent.
+Each request and each response carries a header with the protocol that its sender reads. Unknown fields are ignored.
 
 Every field is bounded, so that a broken or hostile client costs the coordinator an error message and not its memory.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tandem.model import Model, truncated_to
-from tandem.wire import status
 
 MAX_BODY_BYTES = 64 * 2**10
 """Maximum size of a request body in bytes."""
@@ -223,11 +219,11 @@ class Sync(Model):
     leaving: bool = False
     """Sent by a running agent that received SIGTERM: it leaves once its group has saved."""
     standby: Literal["", "preparing", "new"] = ""
-    """Sent by a joining agent whose ranks can keep their state, but hold none, from protocol 3 on. `preparing`: they
-    are not ready for a group yet. `new`: they are, or start with it."""
+    """Sent by a joining agent whose ranks can keep their state, but hold none. `preparing`: they are not
+    ready for a group yet. `new`: they are, or start with it."""
     finished: bool | None = None
     """Whether all of its ranks have exited with code 0. Sent by a running agent that stays because others use its
-    store, and with the last message. An earlier version sends it with the last message only."""
+    store, and with the last message."""
     node: Name | None = None
     """The node it runs on, where known."""
     failure: Failure | None = None
@@ -290,8 +286,7 @@ class Answer(Model):
     """Sent with `run`: the ranks must not start yet. Do the pre-flight, report its results, and wait until this is no
     longer set, or for `rejoin`."""
     finished: bool | None = None
-    """Acknowledges, with `run`, that the ranks of this agent have exited with code 0; `end` follows when all have. An
-    earlier version does not send it."""
+    """Acknowledges, with `run`, that the ranks of this agent have exited with code 0; `end` follows when all have."""
 
 
 class Target(Model):
@@ -301,83 +296,6 @@ class Target(Model):
     """Number of replicas, from the job's minReplicas to its maxReplicas."""
 
 
-HEADER = "Tandem-Protocol"
-FIRST_PROTOCOL = 1
-"""Protocol of a peer that sends no header: it refuses unknown fields."""
-STANDBY_PROTOCOL = 3
-"""First protocol with `Sync.standby`. Peers of an earlier one would take an agent that prepares its ranks for one that
-is ready."""
-PROTOCOL = 3
-"""Protocol that this version reads."""
-
-FIRST_FIELDS: Mapping[type[Model], str] = {
-    Member: "replica incarnation address port processes",
-    Membership: "generation members reason",
-    RankReport: "rank step phase total_steps epoch loss throughput busy_seconds saves cpu gpu gpu_memory_bytes",
-    Sync: "replica incarnation address port processes state reason generation membership leaving ranks",
-    Answer: "order membership why stacks",
-    Target: "replicas",
-    status.Condition: "type status reason message observed_generation last_transition_time",
-    status.Members: "desired ready min max summary",
-    status.Progress: "step total_steps epoch percent remaining_seconds",
-    status.Utilization: "trainer_cpu evaluator_cpu gpu gpu_memory_bytes",
-    status.Straggler: "rank replica ratio",
-    status.CheckpointRef: "name step generation",
-    status.Score: "name step metric value",
-    status.Status: "phase conditions observed_generation workers evaluators world_size generation restarts progress"
-    " loss throughput utilization stragglers latest_checkpoint latest_evaluation best_checkpoint evaluation_lag_steps"
-    " start_time completion_time message",
-    status.RankView: "rank step cpu gpu gpu_memory_bytes busy_seconds",
-    status.MemberView: "replica address state silent_seconds ranks",
-    status.GenerationView: "generation world_size members opened_at closed_at reason detail",
-    status.EvaluatorView: "name state cpu silent_seconds",
-    status.Event: "at kind text",
-    status.Snapshot: "job time status members generations evaluators events",
-}
-"""The fields of protocol 1. They never change; nothing is added here."""
-
-FIRST_REASONS: Mapping[str, str] = {"StoreUnreachable": "MembershipChanged"}
-"""Reasons that protocol 1 does not know, each with the one to send instead."""
-
-
-class Headers(Protocol):
-    """The headers of a request or a response, of any HTTP library."""
-
-    def get(self, name: str, default: str, /) -> str:
-        """The value of one header."""
-
-
-PROTOCOL_HEADERS = {HEADER: str(PROTOCOL)}
-"""The header of this version."""
-
-
-def peer_protocol(headers: Headers) -> int:
-    """The protocol that the sender of a message reads."""
-    value = headers.get(HEADER, "")
-    # Anything but a short number is a header of somebody else's.
-    return int(value) if value.isascii() and value.isdecimal() and len(value) <= 9 else FIRST_PROTOCOL
-
-
-def encode_for(message: Model, protocol: int) -> dict[str, Any]:
-    """The JSON form of a message for a peer that reads this protocol."""
-    encoded = message.dump()
-    # A peer of protocol 1 refuses the whole message for one unknown field.
-    return encoded if protocol > FIRST_PROTOCOL else _first_protocol_form(message, encoded)
-
-
-def _first_protocol_form(message: Model, encoded: Mapping[str, Any]) -> dict[str, Any]:
-    fields = type(message).model_fields
-    # A type that is not listed is sent with all of its fields.
-    names = {name: fields[name].alias or name for name in FIRST_FIELDS.get(type(message), " ".join(fields)).split()}
-    return {alias: _pruned(getattr(message, name), encoded[alias]) for name, alias in names.items() if alias in encoded}
-
-
-def _pruned(value: object, encoded: Any) -> Any:
-    # Nested messages have their own lists of fields.
-    if isinstance(value, Model):
-        return _first_protocol_form(value, encoded)
-    if isinstance(value, str):
-        return FIRST_REASONS.get(value, encoded)
-    if isinstance(value, list):
-        return [_pruned(item, encoded_item) for item, encoded_item in zip(value, encoded, strict=True)]
-    return encoded
+PROTOCOL_HEADERS = {"Tandem-Protocol": "3"}
+"""The header of every request and response. Peers of the version before withhold what they take for unknown without
+it."""

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tandem.wire.protocol import Pair, PreflightReport
-from tandem_coordinator.group_state import Synced
 from tandem_coordinator.membership import answer
 from tandem_coordinator.preflight import LIMIT_SECONDS, SETTLE_SECONDS, Suspect, judge
 from tests.support.worlds.membership_job import RULES, Job, message
@@ -247,15 +246,6 @@ def test_a_member_that_does_not_tell_in_time_is_to_blame() -> None:
     assert job.closings() == ["PreflightFailed"]
     assert [one.replica for one in job.state.strikes] == ["worker-3"]
     assert job.state.failures == 1
-
-
-def test_a_group_with_an_agent_of_an_older_version_starts_without() -> None:
-    job = Job(target=2, rules=replace(RULES, preflight=True))
-    job.joins("worker-0")
-    job.tell(Synced(message("worker-1", "joining"), supports_preflight=False))
-    job.tick()
-    assert job.members() == ["worker-0", "worker-1"]
-    assert job.state.preflight is None
 
 
 def test_a_report_of_another_generation_or_process_says_nothing() -> None:

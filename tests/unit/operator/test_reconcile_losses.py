@@ -68,6 +68,7 @@ def test_as_long_as_others_train_a_place_that_cannot_be_filled_is_tried_again() 
 def test_a_job_that_cannot_work_as_it_is_written_is_not_tried_again() -> None:
     of = job(status=initialized(phase="Starting"))
     said = heard("Failed", worldSize=None, message="no data set at /data")
+    said = said.model_copy(update={"reason": "InvalidConfiguration"})
     plan = decided(of, surroundings(of, ended(0, code=78), worker(1)), snapshot=said)
     failed = next(one for one in plan.status.conditions if one.type == "Failed")
     assert (plan.status.phase, failed.reason) == ("Failed", "InvalidConfiguration")

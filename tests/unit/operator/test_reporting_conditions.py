@@ -118,7 +118,8 @@ def test_argo_cd_is_told_why() -> None:
 
 
 def test_a_job_that_does_not_work_as_it_is_written_has_stalled() -> None:
-    plan = concerning("Failed", ended(0, code=78, message="no such model"))
+    of, said = job(status=initialized()), heard("Failed").model_copy(update={"reason": "InvalidConfiguration"})
+    plan = decided(of, surroundings(of, ended(0, code=78, message="no such model")), snapshot=said)
     (stalled,) = (one for one in plan.status.conditions if one.type == "Stalled")
     assert (stalled.status, stalled.reason) == ("True", "InvalidConfiguration")
 

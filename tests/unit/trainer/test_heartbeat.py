@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import FinishedMember, RunDir
 from tandem.wire.coordinator_client import CoordinatorClient, CoordinatorRefused, RequestCancelled, Unreachable
-from tandem.wire.protocol import PROTOCOL, Answer, Member, Membership, Sync
+from tandem.wire.protocol import Answer, Member, Membership, Sync
 from tandem_trainer.agent import finished as finished_module
 from tandem_trainer.agent import heartbeat
 from tandem_trainer.agent.heartbeat import Heartbeat, RanksEnded
@@ -31,8 +30,7 @@ from tests.support.waiting import SECONDS, until
 class Coordinator:
     """Answers as it is told, and holds what a running agent says until it may be answered."""
 
-    connected = knows_protocol = True
-    protocol = PROTOCOL
+    connected = has_answered = True
 
     def __init__(self) -> None:
         self.number = 0
@@ -144,8 +142,7 @@ class Answering(Coordinator):
         if message.state == "joining":
             return super().sync(message)
         self.messages.append(message)
-        # After an error, the next coordinator may be of another version.
-        self.knows_protocol = not self.is_away
+        self.has_answered = not self.is_away
         if self.is_away:
             raise Unreachable("it restarts")
         return Answer(order="end") if message.state == "leaving" else self.answer
@@ -541,16 +538,13 @@ def prepares(
     speaker.leave()
 
 
-@pytest.mark.parametrize("protocol", [PROTOCOL, 2])
-def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: int) -> None:
+def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path) -> None:
     coordinator = Noting()
-    coordinator.protocol = protocol
     with prepares(tmp_path, coordinator, "WorkerFailed", PARKS) as (speaker, ranks, rank):
         assert rank.stdin is not None
         until(lambda: ranks.all_running, "a rank that runs")
-        said = {(message.standby, message.reason) for message in coordinator.joining}
-        # An earlier version would take the agent for one that is ready.
-        assert said == ({("preparing", "WorkerFailed")} if protocol == PROTOCOL else set())
+        until(lambda: bool(coordinator.joining), "a message")
+        assert {(message.standby, message.reason) for message in coordinator.joining} == {("preparing", "WorkerFailed")}
         torchrun = threading.Thread(target=speaker.wait_for_event, args=(1e6,), daemon=True)
         torchrun.start()
         speaker.wait_for_event(0.2)
@@ -566,31 +560,9 @@ def test_an_agent_joins_when_its_ranks_are_prepared(tmp_path: Path, protocol: in
         assert speaker.release_ranks() is ranks
         membership = speaker.enter(4000, "WorkerFailed", ranks, regroups=True)
         assert membership is not None
-        assert coordinator.joining[-1].standby == ("new" if protocol == PROTOCOL else "")
+        assert coordinator.joining[-1].standby == "new"
         assert not speaker.is_preparing
         speaker.watch(ranks)
-
-
-class Restarted(Noting):
-    """Has another process than before: its protocol is not known yet."""
-
-    knows_protocol = False
-    protocol = 1
-
-    def learn_protocol(self) -> None:
-        self.knows_protocol, self.protocol = True, PROTOCOL
-
-
-def test_a_former_member_learns_the_protocol_of_a_coordinator_that_has_restarted(tmp_path: Path) -> None:
-    coordinator = Restarted()
-    with prepares(tmp_path, coordinator, "WorkerFailed", PARKS) as (speaker, ranks, _):
-        until(lambda: ranks.all_running, "a rank that runs")
-        assert not coordinator.joining
-        assert not coordinator.knows_protocol, "a new agent says nothing until it joins"
-        with speaker._changed:
-            speaker._state = replace(speaker._state, generation=3)
-        until(lambda: bool(coordinator.joining), "a word of an agent that was a member")
-        assert (coordinator.joining[0].standby, coordinator.joining[0].generation) == ("preparing", 3)
 
 
 def test_a_rank_that_ends_while_it_waits_for_a_place_gets_none(tmp_path: Path) -> None:

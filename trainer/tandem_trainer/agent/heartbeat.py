@@ -39,7 +39,7 @@ from tandem.wire.coordinator_client import (
     Unreachable,
     readable,
 )
-from tandem.wire.protocol import MAX_BODY_BYTES, STANDBY_PROTOCOL, Answer, Failure, Membership, PreflightReport, Sync
+from tandem.wire.protocol import MAX_BODY_BYTES, Answer, Failure, Membership, PreflightReport, Sync
 from tandem_trainer.agent.finished import FinishedRecorder
 from tandem_trainer.agent.local_ranks import ENDED_BY_TORCHRUN, PARK_SECONDS, LocalRanks, devices_of_worker, signal_of
 from tandem_trainer.failure import aged, read, record
@@ -413,9 +413,6 @@ class Heartbeat(threading.Thread):
             with self._changed:
                 message = self._message()
             if message is None:
-                # The others would wait for a former member that says nothing.
-                if self.is_preparing and self._state.generation is not None:
-                    self._client.learn_protocol()
                 self._wait(PAUSE_SECONDS)
                 continue
             if (pause := self._exchange(message)) is None:
@@ -459,18 +456,13 @@ class Heartbeat(threading.Thread):
         if state.state == "idle":
             return None
         if state.state == "preparing":
-            # A coordinator of an earlier version would take the ranks for ready.
-            if self._client.protocol < STANDBY_PROTOCOL:
-                return None
             return self._sync("joining", standby="preparing", reason=state.reason, failure=aged(self._failure))
         finished = self._finished or None
-        if state.state == "leaving" and finished and not self._client.knows_protocol:
-            # `finished` is sent only to a coordinator whose protocol is known. A coordinator that has just restarted
-            # adopts the group first.
+        if state.state == "leaving" and finished and not self._client.has_answered:
+            # A coordinator that has just restarted adopts the group before it hears who has finished.
             return self._sync("running", membership=self._membership and self._membership.if_small())
         if state.state != "running":
-            is_new = state.is_new and state.state == "joining" and self._client.protocol >= STANDBY_PROTOCOL
-            more = {"standby": "new"} if is_new else {}
+            more = {"standby": "new"} if state.is_new and state.state == "joining" else {}
             return self._sync(state.state, reason=state.reason, finished=finished, failure=aged(self._failure), **more)
         # On a new connection the coordinator may have restarted: the membership lets it adopt the group.
         verdict = self._verdict()
