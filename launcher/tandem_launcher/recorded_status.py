@@ -12,7 +12,6 @@ from tandem.rundir.layout import RunDir, stopped_early
 from tandem.rundir.ledger import ledger_of, newest_ledger
 from tandem.rundir.log import LogReader
 from tandem.rundir.records import COORDINATOR, EventRecord, Sample
-from tandem.wire.ledger import Ledger
 from tandem.wire.status import CheckpointRef, Event, Progress, Score, Status, Troubles
 from tandem_launcher.terminal.summary import result
 
@@ -43,15 +42,11 @@ def recorded_status(path: Path, alive: bool) -> Status:
             best_checkpoint=_best(rundir),
             against_base=outcome.against_base,
             troubles=outcome.troubles if outcome.troubles != Troubles() else None,
-            ledger=_ledger(rundir),
+            ledger=ledger_of(rundir, newest_ledger(rundir)),
             start_time=rfc3339(records[0].started_at) if records else None,
             completion_time=rfc3339(ended_at) if isinstance(ended_at, int | float) else None,
         )
     return Status(phase="Pending", message="the files of the run cannot be read")
-
-
-def _ledger(rundir: RunDir) -> Ledger | None:
-    return ledger_of(rundir, newest_ledger(rundir))
 
 
 def _message(done: Any, failed: Any, alive: bool, newest: CheckpointRef | None, own_command: bool) -> str | None:

@@ -45,7 +45,6 @@ def graph(
     unit: str = "short",
     right_unit: str = "short",
     stacked: bool = False,
-    bars: bool = False,
     width: int = WIDTH,
     signed: bool = False,
     maximum: float | None = None,
@@ -55,15 +54,13 @@ def graph(
     panel = timeseries.Panel().title(_title(title, needs)).description(description).datasource(SOURCE)
     panel = panel.span(width).height(HEIGHT).unit(unit)
     panel = panel if signed else panel.min(0)
-    panel = panel.fill_opacity(25 if stacked or bars else 5).line_width(1 if stacked else 2)
+    panel = panel.fill_opacity(25 if stacked else 5).line_width(1 if stacked else 2)
     panel = panel.show_points(options.VisibilityMode.AUTO)
     panel = panel.legend(_legend())
     if maximum is not None:
         panel = panel.max(maximum)
     if stacked:
         panel = panel.stacking(common.StackingConfig().mode(options.StackingMode.NORMAL))
-    if bars:
-        panel = panel.draw_style(options.GraphDrawStyle.BARS)
     for letter, query in _lettered(query_list):
         panel = panel.with_target(_target(letter, query))
         if query.right:
@@ -94,10 +91,10 @@ def word(title: str, description: str, query: Query, width: int = 4) -> stat.Pan
     return number(title, description, query, width=width).text_mode(options.BigValueTextMode.NAME)
 
 
-def ranking(title: str, description: str, query: Query, unit: str = "short", width: int = WIDTH) -> bargauge.Panel:
+def ranking(title: str, description: str, query: Query, width: int = WIDTH) -> bargauge.Panel:
     """The present value of each series as a bar."""
     panel = bargauge.Panel().title(title).description(description).datasource(SOURCE).span(width).height(HEIGHT)
-    panel = panel.unit(unit).min(0).orientation(options.VizOrientation.HORIZONTAL).reduce_options(_last())
+    panel = panel.unit("short").min(0).orientation(options.VizOrientation.HORIZONTAL).reduce_options(_last())
     return panel.with_target(_target("A", replace(query, instant=True)))
 
 

@@ -10,8 +10,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import attrgetter
@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from tandem.confidence import Estimate, Interval
+from tandem.errors import UserError
 from tandem.job.resource import DistributedTrainingJob
 from tandem.model import whole_number
 from tandem.rundir import evaluations
@@ -163,11 +164,20 @@ class Inventory:
         return [entry for entry in self.entries if entry.state == "counts"]
 
 
+@contextmanager
+def _listing_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+@_listing_errors()
 def take_inventory(rundir: RunDir) -> Inventory:
     """Read the checkpoints of a run. Missing or damaged files are reported in the result, never raised.
 
     Raises:
-        OSError: the folder of checkpoints cannot be listed.
+        UserError: the folder of checkpoints cannot be listed.
     """
     faults: list[str] = []
     # Before the lineage, see the module's docstring.

@@ -21,7 +21,7 @@ from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.wire.status import Phase, Status
 from tandem_cli.bucket import checkpoint_files
 from tandem_cli.checkpoints import weights_export
-from tandem_cli.checkpoints.inventory import Entry, Inventory, take_inventory
+from tandem_cli.checkpoints.inventory import Entry, take_inventory
 from tandem_cli.checkpoints.selector import sound
 from tandem_cli.checkpoints.weights_export import ExportOrder, Format
 from tandem_cli.client import notebook
@@ -282,7 +282,7 @@ class RunHandle:
 
     def checkpoints(self) -> list[CheckpointHandle]:
         """Return the checkpoints that count, oldest first; of a job on Kubernetes, those that were copied here."""
-        inventory = _inventory(self._run.run_dir())
+        inventory = take_inventory(self._run.run_dir())
         entries = [entry for entry in reversed(inventory.counting) if entry.manifest is not None]
         return [CheckpointHandle(inventory.rundir, entry) for entry in entries]
 
@@ -296,7 +296,7 @@ class RunHandle:
             UserError: there is no such checkpoint, or it is damaged.
         """
         selector = checkpoint_name(word) if isinstance(word, int) else "latest" if word == "final" else word
-        inventory = _inventory(self._run.run_dir([selector]))
+        inventory = take_inventory(self._run.run_dir([selector]))
         entry, _ = sound(inventory, str(word))
         return CheckpointHandle(inventory.rundir, entry)
 
@@ -414,10 +414,3 @@ def _is_reached(status: Status, until: Until | None) -> bool:
     if until is None:
         return False
     return status.phase == until if isinstance(until, str) else bool(until(status))
-
-
-def _inventory(rundir: RunDir) -> Inventory:
-    try:
-        return take_inventory(rundir)
-    except OSError as error:
-        raise UserError(f"{error.filename or rundir.checkpoints} cannot be read: {error.strerror}") from error

@@ -103,7 +103,7 @@ def verify(
     Exits with 0 if all are sound, with 1 if one is damaged or cannot be read. A checkpoint that retention deletes
     meanwhile counts as neither.
     """
-    inventory = _inventory(open_run(run))
+    inventory = take_inventory(open_run(run))
     chosen = _to_verify(inventory, names)
     verdicts = []
     with _progress(sum(entry.size or 0 for entry in chosen), not output.is_data) as (tick, tell):
@@ -190,7 +190,7 @@ def export(
     """
     # Ctrl-C removes partial files; a SIGTERM, for example from a scheduler, must do the same.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    inventory = _inventory(open_run(run))
+    inventory = take_inventory(open_run(run))
     if name == ALL and pattern is None:
         raise UserError("export all needs --name with a field that differs between checkpoints, such as {job}-{step}")
     chosen = counting(inventory) if name == ALL else [sound(inventory, name)]
@@ -243,7 +243,7 @@ def push(
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     hub.refuse_without_client()
-    inventory = _inventory(open_run(run))
+    inventory = take_inventory(open_run(run))
     entry, manifest = sound(inventory, name)
     with TemporaryDirectory(prefix="tandem-push-") as temporary:
         folder = Path(temporary) / "model"
@@ -303,7 +303,7 @@ def prune(
     Never deleted: the newest one that counts, the one that the newest generation resumed from, the final one, and those
     in use. The run may be running.
     """
-    inventory = _inventory(open_own_run(run, "which shows what its run directory has; run the command there"))
+    inventory = take_inventory(open_own_run(run, "which shows what its run directory has; run the command there"))
     changed = {"keep_last": keep_last, "keep_best": keep_best, "keep_every": keep_every}
     policy = (inventory.job.spec.checkpoint if inventory.job else CheckpointSpec()).model_copy(
         update={field: value for field, value in changed.items() if value is not None}
@@ -323,7 +323,7 @@ def prune(
 def _inventory_of(run: Path, namespace: str, context: str) -> Inventory:
     """The inventory of a run of this machine or in a bucket; with a cluster, of the job of that name."""
     if not (namespace or context):
-        return _inventory(open_run(run))
+        return take_inventory(open_run(run))
     from tandem_cli.kubernetes.copying import copy_manifests  # takes a tenth of a second
 
     name = validate_job_name(str(run))
@@ -331,14 +331,7 @@ def _inventory_of(run: Path, namespace: str, context: str) -> Inventory:
         folder = Path(temporary, name)
         copy_manifests(Kubectl(namespace, context), name, folder)
         # The path and the disk are those of the copy.
-        return replace(_inventory(RunDir(folder)), rundir=RunDir(Path(name)), free=None)
-
-
-def _inventory(rundir: RunDir) -> Inventory:
-    try:
-        return take_inventory(rundir)
-    except OSError as error:
-        raise UserError(f"{error.filename or rundir.checkpoints} cannot be read: {error.strerror}") from error
+        return replace(take_inventory(RunDir(folder)), rundir=RunDir(Path(name)), free=None)
 
 
 def _to_verify(inventory: Inventory, names: Sequence[str] | None) -> list[Entry]:
@@ -371,7 +364,7 @@ def _verified(rundir: RunDir, entry: Entry, tick: Callable[[int], None]) -> veri
 def _side(run: Path, word: str) -> tuple[RunDir, Manifest]:
     """Resolve one side of a comparison: NAME, or OTHER_RUN:NAME."""
     other, colon, name = word.rpartition(":")
-    inventory = _inventory(open_run(Path(other) if colon else run))
+    inventory = take_inventory(open_run(Path(other) if colon else run))
     return inventory.rundir, sound(inventory, name)[1]
 
 

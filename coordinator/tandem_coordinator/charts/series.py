@@ -76,9 +76,9 @@ class Series:
         """The mean of each bucket."""
         return [(bucket.x, bucket.mean) for bucket in self._buckets]
 
-    def smoothed(self, share: float = 0.02, min_window: int = 5) -> list[Point]:
-        """Means over a window around each bucket, of this share of all buckets; it does not cross a gap."""
-        half = max(min_window, int(len(self._buckets) * share)) // 2
+    def smoothed(self) -> list[Point]:
+        """Means over a window around each bucket, a fiftieth of all and at least five; it does not cross a gap."""
+        half = max(5, len(self._buckets) // 50) // 2
         means: list[Point] = []
         for stretch in _stretches(self._buckets):
             totals, counts = [0.0], [0]

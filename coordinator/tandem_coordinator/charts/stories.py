@@ -158,9 +158,7 @@ class Ranks:
     """GB of GPU memory in use, by rank."""
 
 
-def optimization(
-    rates: Points, norms: Points, mean_norms: Points, axis: Axis, bands: Sequence[Band] = ()
-) -> Chart | None:
+def optimization(rates: Points, norms: Points, mean_norms: Points, axis: Axis) -> Chart | None:
     """Learning rate above the norm of the gradient; None where neither is known.
 
     Args:
@@ -171,7 +169,7 @@ def optimization(
     panels = []
     if rates:
         curve = Curve(points=rates, color="gpu", width=1.5, kind=_kind(rates))
-        panels.append(Panel(title="Learning rate", curves=(curve,), from_zero=True, bands=tuple(bands), height=0.7))
+        panels.append(Panel(title="Learning rate", curves=(curve,), from_zero=True, height=0.7))
     if norms:
         curves = [Curve(points=norms, color="trainer", kind=_kind(norms), label="measured" if mean_norms else "")]
         if mean_norms:
@@ -182,7 +180,6 @@ def optimization(
                 title="Gradient norm",
                 curves=tuple(curves),
                 logarithmic_above=LOGARITHMIC_ABOVE,
-                bands=tuple(bands),
                 height=0.7,
             )
         )

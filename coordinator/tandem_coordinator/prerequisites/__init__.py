@@ -17,7 +17,7 @@ user's own task is imported, by a separate process (`task`).
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -47,7 +47,6 @@ def local_site(
     cores: int,
     gpus: Sequence[str] | None,
     is_fresh: bool = False,
-    environment: Mapping[str, str] = os.environ,
     code: Path | None = None,
 ) -> Site:
     """The site of a job that is to run on this machine as a whole.
@@ -56,17 +55,15 @@ def local_site(
         cores: that it may use.
         gpus: CUDA_VISIBLE_DEVICES of each replica; None: as it is.
         is_fresh: whether an earlier run is moved aside first.
-        environment: what the training processes inherit.
         code: the folder that is packed for them.
     """
-    return Site(run_dir, this_machine(cores, gpus), _inherited(job, environment), is_fresh=is_fresh, code=code)
+    return Site(run_dir, this_machine(cores, gpus), _inherited(job), is_fresh=is_fresh, code=code)
 
 
 def on_shared_disk(
     job: DistributedTrainingJob,
     run_dir: RunDir,
     is_fresh: bool = False,
-    environment: Mapping[str, str] = os.environ,
     code: Path | None = None,
     awaited: Path | None = None,
 ) -> Site:
@@ -76,14 +73,14 @@ def on_shared_disk(
     Args:
         awaited: the run directory that the job waits for.
     """
-    variables = _inherited(job, environment)
+    variables = _inherited(job)
     return Site(run_dir, variables=variables, is_fresh=is_fresh, code=code, awaited=awaited)
 
 
-def _inherited(job: DistributedTrainingJob, environment: Mapping[str, str]) -> dict[str, str]:
+def _inherited(job: DistributedTrainingJob) -> dict[str, str]:
     """The variables of the training processes whose values are known."""
     return {
-        **environment,
+        **os.environ,
         **{variable.name: variable.value for variable in job.spec.trainer.env if variable.value_from is None},
     }
 

@@ -161,9 +161,9 @@ def with_run_dir(args: Sequence[str], variables: Mapping[str, str] = os.environ)
     return [_RUN_DIR.sub(lambda _: run_dir, arg) for arg in args]
 
 
-def evaluator_command(index: int, python: str = sys.executable) -> list[str]:
+def evaluator_command(index: int) -> list[str]:
     """Build the command that starts one evaluator process of a replica."""
-    return module_command("tandem_evaluator", "--index", str(index), python=python)
+    return module_command("tandem_evaluator", "--index", str(index))
 
 
 def evaluators_command(count: int, python: str = sys.executable) -> list[str]:
@@ -171,12 +171,12 @@ def evaluators_command(count: int, python: str = sys.executable) -> list[str]:
     return module_command("tandem_evaluator", "--processes", str(count), python=python)
 
 
-def program_command(args: Sequence[str], python: str = sys.executable) -> list[str]:
+def program_command(args: Sequence[str]) -> list[str]:
     """Build the command that starts a user's program: with our Python where it names none or `python`, as torchrun
     does."""
     if args[0] in ("python", "python3"):
-        return [python, *args[1:]]
-    return [python, *args] if args[0].endswith(".py") else list(args)
+        return [sys.executable, *args[1:]]
+    return [sys.executable, *args] if args[0].endswith(".py") else list(args)
 
 
 def schedule_path(trace: Path) -> Path:

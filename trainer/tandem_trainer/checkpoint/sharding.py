@@ -40,11 +40,10 @@ class StagePlacement:
     """Function from the first rank of a place to those of its ranks that together hold all rows of a split weight, in
     order."""
 
-    def wrap_all(self, tensors: Mapping[str, Tensor], owners: Mapping[str, int] | None = None) -> dict[str, Tensor]:
+    def wrap_all(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Wrap tensors, by name, as tensors of the ranks that hold them."""
-        owners = self.owners if owners is None else owners
         return {
-            name: self._wrap(tensor, owners[name], name in self.shared, name in self.split)
+            name: self._wrap(tensor, self.owners[name], name in self.shared, name in self.split)
             for name, tensor in tensors.items()
         }
 
