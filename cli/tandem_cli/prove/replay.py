@@ -22,12 +22,14 @@ from tandem.formatting import number
 from tandem.job.resource import DistributedTrainingJob
 from tandem.job.trainer import Trainer
 from tandem.rundir.checkpoint import Broken, Manifest
+from tandem.rundir.code import CodeError, unpack
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
 from tandem.rundir.provenance import CheckpointEntry, JobEntry, content_digest
 from tandem.rundir.records import TRAINING, Step
 from tandem_cli.client.client import Client
 from tandem_cli.client.run import RunHandle
+from tandem_cli.packing import packed
 from tandem_cli.prove.window import Window
 
 POLL_SECONDS = 0.3
@@ -72,7 +74,7 @@ def replay(
         rundir: the run; its checkpoint at the start of the window has to be on the disk.
         job: the job as it was when the steps were taken.
         folder: an empty folder for the replay.
-        code: folder with the job's code; None: the pack in the run directory, if the job has one.
+        code: folder with the job's code; None: that of the pack in the run directory, if the job has one.
         tick: called with the newest step, now and then.
 
     Raises:
@@ -85,8 +87,7 @@ def replay(
         )
     own = RunDir(folder / NAME)
     _prepare(rundir, own, window)
-    if trainer.code is not None and code is None:
-        _place_pack(rundir, own, trainer.code)
+    code = code_folder(rundir, trainer.code, code, folder / "code")
     with _threads(window.generation.machine.get("threads", "")):
         run = Client().submit(_job(job.job, window), run_dir=own.path, code=code)
     try:
@@ -130,15 +131,35 @@ def _copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def _place_pack(rundir: RunDir, own: RunDir, digest: str) -> None:
-    pack = own.pack(digest)
-    pack.parent.mkdir(parents=True, exist_ok=True)
+def code_folder(rundir: RunDir, digest: str | None, given: Path | None, folder: Path) -> Path | None:
+    """The folder with the code of a job; None if it has none.
+
+    Args:
+        digest: digest of its pack; None if the job has none.
+        given: folder that the user names; None: that of the pack in the run directory.
+        folder: folder to unpack it into.
+    """
+    if given is not None:
+        with packed(given) as pack:
+            if pack.digest == digest:
+                return given
+        raise UserError(
+            f"{given} is not the code of the job: packed, it has the digest {pack.digest}, and the job ran "
+            f"{digest or 'without a pack'}"
+        )
+    if digest is None:
+        return None
+    folder.mkdir()
     try:
-        _copy(str(rundir.pack(digest)), str(pack))
+        with rundir.pack(digest).open("rb") as file:
+            unpack(file, digest, folder)
+    except CodeError as error:
+        raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(
             f"the code {digest[:19]}… of the job is not in {rundir.path}; give its folder with --code DIR"
         ) from error
+    return folder
 
 
 def _job(job: Mapping[str, Any], window: Window) -> dict[str, Any]:

@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import UserError
+from tandem.rundir.code import store_pack
 from tandem.rundir.durable import replace_json
 from tandem.rundir.lineage import Continuation, GenerationRecord, chain
 from tandem.rundir.provenance import CheckpointEntry, read_chain
 from tandem.wire.status import CheckpointRef
+from tandem_cli.packing import packed
 from tandem_cli.prove.files import FilesBesideChain, compare_files
+from tandem_cli.prove.replay import code_folder
 from tandem_cli.prove.window import Window, Windows
 from tandem_coordinator.provenance_log import ProvenanceLog
 from tandem_coordinator.run_watcher import RunDirectory
@@ -151,3 +154,27 @@ def test_a_checkpoint_in_the_place_of_another_is_named(run: SmallRun) -> None:
     run.save(100, weights=None)
     (problem,) = compared(run).problems
     assert problem == "the manifest of step-000000100 is not the one of the record"
+
+
+def test_code_is_what_the_job_ran_or_is_refused(run: SmallRun, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print(1)")
+    with packed(source) as pack:
+        digest = pack.digest
+        with pytest.raises(UserError, match=r"is not in .*--code DIR"):
+            code_folder(run.rundir, digest, None, tmp_path / "first")
+        store_pack(run.rundir, digest, pack.file)
+    unpacked = code_folder(run.rundir, digest, None, tmp_path / "second")
+    assert unpacked is not None
+    assert (unpacked / "train.py").read_text() == "print(1)"
+    assert code_folder(run.rundir, digest, source, tmp_path / "third") == source
+    assert code_folder(run.rundir, None, None, tmp_path / "third") is None
+    (source / "train.py").write_text("print(2)")
+    with pytest.raises(UserError, match=f"is not the code of the job: .* and the job ran {digest}"):
+        code_folder(run.rundir, digest, source, tmp_path / "third")
+    with pytest.raises(UserError, match="and the job ran without a pack"):
+        code_folder(run.rundir, None, source, tmp_path / "third")
+    run.rundir.pack(digest).write_bytes(b"damaged")
+    with pytest.raises(UserError, match="is damaged on the volume"):
+        code_folder(run.rundir, digest, None, tmp_path / "fourth")
