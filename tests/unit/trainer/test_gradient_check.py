@@ -32,6 +32,7 @@ class Rank:
     """One rank's model, and what it records."""
 
     flips: Flip
+    changes: Callable[[int, Tensor], None] = lambda rank, weights: None
     records: list[tuple[str, str, tuple[int, ...]]] = field(default_factory=list)
     computations: int = 0
 
@@ -44,6 +45,7 @@ class Rank:
         with torch.no_grad():
             for weight in model.parameters():
                 weight.copy_(torch.sin(torch.arange(float(weight.numel()))).view_as(weight))
+        self.changes(group.rank, next(model.parameters()).detach())
         model[1].get_buffer("running_mean").fill_(group.rank)
 
         def loss(step: int, model: nn.Module, batch: Any, ids: Tensor) -> Tensor:
@@ -71,9 +73,11 @@ class Rank:
         return changed
 
 
-def compared(world_size: int, flips: Flip) -> tuple[list[tuple[str, str, tuple[int, ...]]], list[Any]]:
+def compared(
+    world_size: int, flips: Flip, changes: Callable[[int, Tensor], None] = lambda rank, weights: None
+) -> tuple[list[tuple[str, str, tuple[int, ...]]], list[Any]]:
     """What each of some ranks records, which is the same on all, and the results of all."""
-    ranks = [Rank(flips) for _ in range(world_size)]
+    ranks = [Rank(flips, changes) for _ in range(world_size)]
     results = on_ranks(world_size, lambda group: ranks[group.rank].compare(group))
     assert all(not isinstance(result, Exception) for result in results), results
     assert all(rank.records == ranks[0].records for rank in ranks)
@@ -115,6 +119,15 @@ def test_of_two_ranks_that_differ_each_time_nobody_knows_which_is_wrong() -> Non
     ((_, message, ranks),), _ = compared(2, lambda rank, number, gradient: flip(gradient) if rank == STRANGE else None)
     assert ranks == (0, 1)
     assert message.endswith("differently, each time; who of them is right is not known")
+
+
+def test_ranks_with_other_weights_are_for_another_comparison() -> None:
+    def changes(rank: int, weights: Tensor) -> None:
+        if rank == STRANGE:
+            flip(weights, 25)
+
+    found, results = compared(3, lambda rank, number, gradient: None, changes)
+    assert (found, [continues for _, _, continues in results]) == ([], [True] * 3)
 
 
 def test_a_difference_within_rounding_that_stays_is_none() -> None:

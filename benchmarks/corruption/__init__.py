@@ -1,0 +1,1 @@
+"""Wrong numbers that are planted, and whether each is named: mutants, __main__."""
