@@ -63,18 +63,18 @@ def train(rundir: RunDir, mutant: str) -> list[int]:
     return codes
 
 
-def named(rundir: RunDir) -> list[str]:
+def reasons_of(rundir: RunDir) -> list[str]:
     """Kinds of all wrong numbers that a coordinator knows of, and whether a checkpoint was set aside."""
     directory = RunDirectory(rundir, rundir.read_job().spec.evaluation)
     before = directory.poll(time.time())
     # Checkpoints are compared at the first look, logs from then on.
-    found = {str(record["reason"]) for record in records(rundir, "corruption")}
-    found |= {corruption.reason for corruption in before.corruptions}
-    found |= {"WeightsUnchanged"} if before.unchanged.count else set()
-    return sorted(found | ({"set aside"} if rundir.set_aside_names() else set()))
+    reported = {str(record["reason"]) for record in records(rundir, "corruption")}
+    reported |= {corruption.reason for corruption in before.corruptions}
+    reported |= {"WeightsUnchanged"} if before.unchanged.count else set()
+    return sorted(reported | ({"set aside"} if rundir.set_aside_names() else set()))
 
 
-def named_after(rundir: RunDir, planted: int) -> int:
+def steps_until_record(rundir: RunDir, planted: int) -> int:
     """Steps from the mutation to the step after which it was named: at the latest that of the next save."""
     lines = [record for path in sorted(rundir.log.glob("train-g*.jsonl")) for record in _lines(path)]
     kinds = [record["kind"] for record in lines]
@@ -97,10 +97,10 @@ def play(folder: Path, name: str, mutant: Mutant) -> tuple[list[str], int]:
     rundir = make_rundir(folder, JOB | {"maxSteps": STEPS} | dict(mutant.options), checkpoint=SAVES)
     if mutant.restarts:
         train(rundir, "leaves")
-        if early := named(rundir):
+        if early := reasons_of(rundir):
             sys.exit(f"{early} in an undisturbed run")
     train(rundir, name)
-    return named(rundir), 0 if mutant.restarts else named_after(rundir, PLANTED)
+    return reasons_of(rundir), 0 if mutant.restarts else steps_until_record(rundir, PLANTED)
 
 
 def damage(folder: Path, file: str, cuts: bool) -> list[str]:
@@ -113,7 +113,7 @@ def damage(folder: Path, file: str, cuts: bool) -> list[str]:
     content[len(content) // 2] ^= 1
     path.write_bytes(content[: len(content) // 2] if cuts else content)
     train(rundir, "none")
-    return named(rundir)
+    return reasons_of(rundir)
 
 
 def score_others(folder: Path) -> list[str]:
@@ -146,8 +146,8 @@ def zoo(folder: Path, only: str) -> Iterator[tuple[str, str, tuple[str, ...], li
         if only in f"disk {name}":
             yield "disk", name, ("set aside",), damage(folder / f"disk-{number}", file, cuts), 0
     if only in "evaluator weights of another checkpoint":
-        found = score_others(folder / "evaluator")
-        yield "evaluator", "weights of another checkpoint", ("ScoresDiffer",), found, 0
+        reported = score_others(folder / "evaluator")
+        yield "evaluator", "weights of another checkpoint", ("ScoresDiffer",), reported, 0
 
 
 def main() -> int:
@@ -159,12 +159,12 @@ def main() -> int:
     missed, total, by_place, longest = list[str](), 0, Counter[str](), 0
     with tempfile.TemporaryDirectory() as folder:
         print("| place | planted | named by | within steps |\n|---|---|---|---|")
-        for place, name, reasons, found, steps in zoo(Path(folder), options.only):
-            is_named = bool(found) and set(found) <= set(reasons) and steps <= BOUND
+        for place, name, reasons, reported, steps in zoo(Path(folder), options.only):
+            is_named = bool(reported) and set(reported) <= set(reasons) and steps <= BOUND
             total, longest = total + 1, max(longest, steps)
             by_place[place] += is_named
-            missed += [] if is_named else [f"{place}: {name}: {', '.join(found) or 'nothing'}"]
-            print(f"| {place} | {name} | {', '.join(found) or '**nothing**'} | {steps or 'at once'} |", flush=True)
+            missed += [] if is_named else [f"{place}: {name}: {', '.join(reported) or 'nothing'}"]
+            print(f"| {place} | {name} | {', '.join(reported) or '**nothing**'} | {steps or 'at once'} |", flush=True)
         alarms, steps = list[str](), 0
         for number, (name, settings) in enumerate(RIGHT.items() if options.steps else ()):
             count = {"maxSteps": max(20, options.steps // len(RIGHT))}
@@ -172,9 +172,9 @@ def main() -> int:
             config = JOB | count | settings
             rundir = make_rundir(Path(folder) / f"right-{number}", config, checkpoint=SAVES, **replicas)
             train(rundir, "none")
-            alarms += [f"{name}: {reason}" for reason in named(rundir)]
+            alarms += [f"{name}: {reason}" for reason in reasons_of(rundir)]
             steps += len(records(rundir, "step"))
-            print(f"{name}: {len(records(rundir, 'step'))} steps, {named(rundir) or 'nothing'} named", flush=True)
+            print(f"{name}: {len(records(rundir, 'step'))} steps, {reasons_of(rundir) or 'nothing'} named", flush=True)
     print(f"{total} mutants: {', '.join(f'{place} {count}' for place, count in by_place.items())}")
     verdicts = [
         Verdict(

@@ -180,11 +180,11 @@ def compute_wrongly(bit: int, ranks: Ranks, lasts: bool) -> None:
     real, computed = GradientCheck._gradients, list[int]()
 
     def gradients(self: GradientCheck, step: int, batch: Any, ids: Tensor) -> list[Tensor]:
-        found = real(self, step, batch, ids)
+        current = real(self, step, batch, ids)
         if step >= PLANTED and RANK in ranks and (lasts or not computed):
             computed.append(step)
-            flip(found[0], bit)
-        return found
+            flip(current[0], bit)
+        return current
 
     GradientCheck._gradients = gradients  # type: ignore[method-assign]
 
@@ -197,18 +197,18 @@ READS: dict[str, Callable[[int], int]] = {
     "all batches come late": lambda step: step if step < PLANTED else step - 1,
     "two batches are swapped": lambda step: {PLANTED: PLANTED + 1, PLANTED + 1: PLANTED}.get(step, step),
 }
-WHO: dict[str, Ranks] = {"on rank 0": (0,), "on rank 1": (1,)}
+SIDES: dict[str, Ranks] = {"on rank 0": (0,), "on rank 1": (1,)}
 FIRST_WEIGHT = "first weight"
 
 MUTANTS: dict[str, Mutant] = {
     **{
-        f"bit {bit} of the {name} {who}": Mutant("memory", DIFFER, partial(flip_weight, index, bit, ranks))
-        for who, ranks in WHO.items()
+        f"bit {bit} of the {name} {side}": Mutant("memory", DIFFER, partial(flip_weight, index, bit, ranks))
+        for side, ranks in SIDES.items()
         for name, index, bit in ((FIRST_WEIGHT, 0, 25), (FIRST_WEIGHT, 0, 31), ("last bias", -1, 24))
     },
     **{
-        f"bit of {name} {who}": Mutant("memory", DIFFER, partial(flip_moment, name, 25, ranks))
-        for who, ranks in WHO.items()
+        f"bit of {name} {side}": Mutant("memory", DIFFER, partial(flip_moment, name, 25, ranks))
+        for side, ranks in SIDES.items()
         for name in ("exp_avg", "exp_avg_sq")
     },
     "bit of an average": Mutant("memory", DIFFER, flip_average, options={"emaDecay": 0.9}),
@@ -224,8 +224,8 @@ MUTANTS: dict[str, Mutant] = {
     "rate 0": Mutant("trainer", UNCHANGED, no_rate),
     "weights put back": Mutant("trainer", UNCHANGED, put_back_weights),
     **{
-        f"{name} on {where}": Mutant("loader", SAMPLES, partial(read_otherwise, changed, ranks))
-        for where, ranks in (("rank 1", (1,)), ("all ranks", ALL))
+        f"{name} on {side}": Mutant("loader", SAMPLES, partial(read_otherwise, changed, ranks))
+        for side, ranks in (("rank 1", (1,)), ("all ranks", ALL))
         for name, changed in READS.items()
     },
     "ids in another order on rank 1": Mutant("loader", SAMPLES, partial(read_reversed, (1,))),
@@ -235,19 +235,19 @@ MUTANTS: dict[str, Mutant] = {
     "moments forgotten": Mutant("restore", (*MOMENTS, *DIFFER), forget_moments, restarts=True),
     "counters of earlier moments": Mutant("restore", MOMENTS, load_older, restarts=True),
     **{
-        f"bit of a weight {who}": Mutant(
+        f"bit of a weight {side}": Mutant(
             "restore",
             DIFFER,
             partial(after_load, lambda state: flip(next(iter(state.learned().values())), 20), ranks),
             restarts=True,
         )
-        for who, ranks in WHO.items()
+        for side, ranks in SIDES.items()
     },
     **{
-        f"bit {bit}, {'always' if lasts else 'once'}, {who}": Mutant(
+        f"bit {bit}, {'always' if lasts else 'once'}, {side}": Mutant(
             "processor", GRADIENTS, partial(compute_wrongly, bit, ranks, lasts)
         )
-        for who, ranks in WHO.items()
+        for side, ranks in SIDES.items()
         for bit, lasts in ((0, False), (20, False), (31, False), (30, True))
     },
 }

@@ -100,14 +100,14 @@ class GradientCheck:
         differing = [ranks for ranks in by_kind if len({views[rank]["digest"] for rank in ranks}) > 1]
         if not differing:
             return
-        again = self._gradients(step, *samples)
+        second = self._gradients(step, *samples)
         # On a GPU, some operations sum in any order.
         on_gpu = self._group.device.type == "cuda"
-        is_steady = self._is_close(first, again) if on_gpu else _digest(first) == _digest(again)
+        is_steady = self._is_close(first, second) if on_gpu else _digest(first) == _digest(second)
         weights = _digest([weight.detach() for weight in self._model.parameters()])
-        again_views = self._group.gather({"steady": is_steady, "weights": weights})
-        steady = [view["steady"] for view in again_views]
-        if all(steady) and len({view["weights"] for view in again_views}) > 1:
+        second_views = self._group.gather({"steady": is_steady, "weights": weights})
+        steady = [view["steady"] for view in second_views]
+        if all(steady) and len({view["weights"] for view in second_views}) > 1:
             # Other weights have other gradients, and are named before the next save.
             return
         for ranks in differing:
@@ -129,7 +129,7 @@ class GradientCheck:
             steady: whether each rank of the group has got its own gradient again.
             gradients: this rank's gradients.
         """
-        found = f"the gradient of the same {MAX_SAMPLES} samples or fewer in step {number(step)}"
+        computed = f"the gradient of the same {MAX_SAMPLES} samples or fewer in step {number(step)}"
         unsteady = [rank for rank in ranks if not steady[rank]]
         if 2 * len(unsteady) > len(ranks):
             self._is_off = True
@@ -138,7 +138,7 @@ class GradientCheck:
             return
         if unsteady:
             corruptions.record(
-                GRADIENTS_DIFFER, f"{ranks_of(unsteady)} computed {found} twice, with different results", unsteady
+                GRADIENTS_DIFFER, f"{ranks_of(unsteady)} computed {computed} twice, with different results", unsteady
             )
             return
         strange = [ranks[index] for index in deviating_ranks(values)]
@@ -149,10 +149,12 @@ class GradientCheck:
         if not strange:
             return
         if 2 * len(strange) < len(ranks):
-            message = f"{ranks_of(strange)} computed {found} otherwise than the other ranks, each time"
+            message = f"{ranks_of(strange)} computed {computed} otherwise than the other ranks, each time"
         else:
             strange = list(ranks)
-            message = f"{ranks_of(strange)} computed {found} differently, each time; who of them is right is not known"
+            message = (
+                f"{ranks_of(strange)} computed {computed} differently, each time; who of them is right is not known"
+            )
         corruptions.record(GRADIENTS_DIFFER, message, strange)
 
     def _samples_of_one_rank(self, step: int, share: Share) -> tuple[Any, Tensor]:

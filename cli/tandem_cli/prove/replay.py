@@ -131,20 +131,20 @@ def _copy(source: str, target: str) -> None:
         shutil.copyfile(source, target)
 
 
-def code_folder(rundir: RunDir, digest: str | None, given: Path | None, folder: Path) -> Path | None:
+def code_folder(rundir: RunDir, digest: str | None, source: Path | None, folder: Path) -> Path | None:
     """The folder with the code of a job; None if it has none.
 
     Args:
         digest: digest of its pack; None if the job has none.
-        given: folder that the user names; None: that of the pack in the run directory.
+        source: folder that the user names; None: that of the pack in the run directory.
         folder: folder to unpack it into.
     """
-    if given is not None:
-        with packed(given) as pack:
+    if source is not None:
+        with packed(source) as pack:
             if pack.digest == digest:
-                return given
+                return source
         raise UserError(
-            f"{given} is not the code of the job: packed, it has the digest {pack.digest}, and the job ran "
+            f"{source} is not the code of the job: packed, it has the digest {pack.digest}, and the job ran "
             f"{digest or 'without a pack'}"
         )
     if digest is None:

@@ -197,8 +197,8 @@ class Live:
     async def _render_last(self) -> bool:
         """Render once more with the newest state of the run directory: the end of a job is a file there."""
         await self._on_thread(self._allow_time)
-        spec = self._coordinator.job.spec
-        directory = RunDirectory(self._rundir, spec.evaluation, has_base=spec.trainer.is_fine_tuning)
+        job = self._coordinator.job
+        directory = RunDirectory(self._rundir, job.spec.evaluation, has_base=job.spec.trainer.is_fine_tuning, job=job)
         observed = await self._on_thread(lambda: directory.poll(time.time()))
         glance = Glance(*self._coordinator.glance(MAX_MEMBERS, observed))
         screens = self.viewers.screens
