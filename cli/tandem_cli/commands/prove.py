@@ -78,6 +78,7 @@ def prove(
 
     The record names the job, each generation, failure, checkpoint and score by their digests, in a chain. The steps are
     taken again on this machine, from the checkpoint before, and have to give the same losses and the same checkpoint.
+    That runs the job's code.
 
     Exits with 0 if everything is the same, and with 1 if not.
     """
