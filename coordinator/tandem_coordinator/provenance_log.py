@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,6 +61,7 @@ class ProvenanceLog:
         """Size of the file in bytes, as this process left it; None before it was read."""
         self._written: set[Identity] = set()
         self._last_job: JobEntry | None = None
+        self._newest = (-1, 0)
         self._pending: list[Record] = []
         self._closes: deque[CloseEntry] = deque()
         self._problems: list[str] = []
@@ -72,29 +73,44 @@ class ProvenanceLog:
             CloseEntry(time=time.time(), generation=generation, reason=reason, message=message, replica=replica or None)
         )
 
-    def records(self) -> None:
-        """Look for new records of generations and rewinds."""
+    def records(self, newest: int, rewinds: int) -> None:
+        """Read new records of generations and rewinds.
+
+        Args:
+            newest: number of the newest generation.
+            rewinds: number of rewinds.
+
+        Raises:
+            OSError, ValueError: one cannot be read; the next call tries again.
+        """
+        if (newest, rewinds) == self._newest:
+            return
         for folder, kind in ((self._rundir.generations, "generation"), (self._rundir.rewinds, "rewind")):
             for path in _numbered(folder):
                 if (kind, number := int(path.stem)) in self._written:
                     continue
-                with suppress(OSError, ValueError):
-                    digest, now = _digest(path), time.time()
-                    self._add(
-                        GenerationEntry(time=now, generation=number, digest=digest)
-                        if kind == "generation"
-                        else RewindEntry(time=now, rewind=number, digest=digest)
-                    )
+                digest, now = _digest(path), time.time()
+                self._add(
+                    GenerationEntry(time=now, generation=number, digest=digest)
+                    if kind == "generation"
+                    else RewindEntry(time=now, rewind=number, digest=digest)
+                )
+        self._newest = newest, rewinds
 
     def checkpoint(self, manifest: Manifest) -> None:
         """A checkpoint was committed."""
         self._add(checkpoint_entry(manifest, time.time()))
 
     def score(self, checkpoint: CheckpointRef, metrics: Mapping[str, float]) -> None:
-        """A checkpoint's merged result is there."""
+        """A checkpoint's merged result is there.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
         if ("score", checkpoint.name, checkpoint.generation) in self._written:
             return
-        with suppress(OSError, ValueError):
+        # Retention deletes results, too.
+        with suppress(FileNotFoundError):
             digest = _digest(evaluations.merged_file(self._rundir, checkpoint))
             self._add(ScoreEntry(time=time.time(), **checkpoint.model_dump(), digest=digest, metrics=metrics))
 
@@ -102,10 +118,18 @@ class ProvenanceLog:
         """Training has ended, with this generation."""
         self._add(EndEntry(time=time.time(), generation=generation, failed=failed, reason=reason, message=message))
 
+    def begin(self) -> None:
+        """Read what is there already, once, so that it is not read and digested again."""
+        if self._size is None and not self._is_failing:
+            self._try(self._read)
+
     def flush(self) -> None:
         """Append what is new. What the disk refuses is tried again with the next call."""
+        self._try(self._flush)
+
+    def _try(self, function: Callable[[], None]) -> None:
         try:
-            self._flush()
+            function()
         except (OSError, ValueError) as error:
             if not self._is_failing:
                 self._problems.append(f"the provenance of the run cannot be written: {error}")
@@ -114,6 +138,9 @@ class ProvenanceLog:
             self._is_failing = False
 
     def _flush(self) -> None:
+        # To a shared disk each look at the file is a request.
+        if self._size is not None and not self._pending and not self._closes:
+            return
         if self._size is None or self._size != _size(self._path):
             self._read()
         closes = [self._closes.popleft() for _ in range(len(self._closes))]

@@ -226,13 +226,14 @@ class RunDirectory:
         Raises:
             OSError, ValueError: the directory cannot be read, or is damaged; the next poll may succeed.
         """
-        before = self._lineage.newest, len(self._lineage.rewinds)
+        before = self._lineage.newest
         self._lineage.look()
-        if self._job is not None and self._lineage.newest != before[0]:
+        if self._job is not None and self._lineage.newest != before:
             # One that did not fit ends its generation.
             self._limits = tuple(self._rundir.limits(self._job))
-        if self._provenance is not None and (self._lineage.newest, len(self._lineage.rewinds)) != before:
-            self._provenance.records()
+        if self._provenance is not None:
+            self._provenance.begin()
+            self._provenance.records(self._lineage.newest, len(self._lineage.rewinds))
         logs = list_folder(self._rundir.log)
         # Checkpoints off the chain were superseded by a restart: neither the newest nor the best is among them.
         checkpoints = [ref for ref in self._checkpoints() if self._lineage.counts(ref)]
