@@ -11,11 +11,12 @@ import typer
 
 from tandem.errors import UserError
 from tandem.formatting import metric_name, score
+from tandem_cli.client.client import Client
 from tandem_cli.cluster import INTERRUPTED, ContextOption, NamespaceOption, ProfileOption
 from tandem_cli.local.known import RUNS
 from tandem_cli.output import OverridesOption, echo
 from tandem_cli.packing import CodeOption
-from tandem_cli.sweep.background import client_for, start_in_background
+from tandem_cli.sweep.background import start_in_background
 from tandem_cli.sweep.best import export_weights, write_manifest
 from tandem_cli.sweep.definition import SweepFolder, TrialPlatform, define, find_sweep
 from tandem_cli.sweep.driver import Driver
@@ -71,7 +72,7 @@ def sweep(
 def _drive(place: SweepFolder) -> bool:
     """Drive a sweep, and print what happens and its result; returns whether it is complete."""
     definition = place.definition()
-    client = client_for(definition.destination)
+    client = _client_for(definition.destination)
     with place.locked():
         driver = Driver(definition, place, client, _print)
         with _interrupting(driver.interrupt):
@@ -121,3 +122,9 @@ def _interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
     finally:
         for signum in signals:
             signal.signal(signum, before[signum])
+
+
+def _client_for(destination: TrialPlatform) -> Client:
+    """The place to which the trials of a sweep go."""
+    slurm = destination.profile or True if destination.slurm else False
+    return Client(kubernetes=destination.kubernetes, context=destination.context, slurm=slurm)

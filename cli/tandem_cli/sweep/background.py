@@ -7,9 +7,8 @@ import time
 from tandem.errors import UserError
 from tandem.formatting import one_line
 from tandem.processes.launch import module_command
-from tandem_cli.client.client import Client
 from tandem_cli.log_lines import printable_line
-from tandem_cli.sweep.definition import LOG, SweepFolder, TrialPlatform
+from tandem_cli.sweep.definition import LOG, SweepFolder
 
 POLL_SECONDS = 0.1
 START_SECONDS = 60.0
@@ -22,12 +21,6 @@ class DriverProcess(subprocess.Popen[bytes]):
 
     def __del__(self) -> None:
         self.poll()
-
-
-def client_for(destination: TrialPlatform) -> Client:
-    """The place to which the trials of a sweep go."""
-    slurm = destination.profile or True if destination.slurm else False
-    return Client(kubernetes=destination.kubernetes, context=destination.context, slurm=slurm)
 
 
 def start_in_background(folder: SweepFolder) -> None:

@@ -1,20 +1,23 @@
 """The best trial as files in the sweep's folder: its manifest, and the weights of its best checkpoint."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import yaml
 
 from tandem.errors import UserError
 from tandem.rundir.durable import replace_bytes
-from tandem_cli.client.client import Client
-from tandem_cli.client.run import RunHandle
 from tandem_cli.sweep.definition import LABEL, Definition, SweepFolder
 from tandem_cli.sweep.study import Trial
+
+if TYPE_CHECKING:
+    from tandem_cli.client.client import Client
+    from tandem_cli.client.run import RunHandle
 
 MANIFEST, WEIGHTS = "best.yaml", "best.safetensors"
 
 
-def run_of(trial: Trial, folder: SweepFolder, client: Client) -> RunHandle:
+def run_of(trial: Trial, folder: SweepFolder, client: "Client") -> "RunHandle":
     """The run of a trial.
 
     Raises:
@@ -43,7 +46,7 @@ def write_manifest(trial: Trial, definition: Definition, folder: SweepFolder) ->
     return manifest
 
 
-def export_weights(trial: Trial, folder: SweepFolder, client: Client) -> Path:
+def export_weights(trial: Trial, folder: SweepFolder, client: "Client") -> Path:
     """Write the weights of the best checkpoint of a trial, and return their path.
 
     Raises:

@@ -4,11 +4,14 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 from tests.support import ROOT
+from tests.support.reach import PACKAGES
 
 TRACKED = subprocess.run(
     ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
@@ -34,6 +37,14 @@ def test_who_imports_whom_is_as_agreed() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert result.returncode == 0, result.stdout
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside of functions count, too; those for type checkers alone do not."""
+    graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=True, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) - {module} for module in graph.modules}
+    # A circle is an error with the names of its modules.
+    assert set(TopologicalSorter(imports).static_order()) == graph.modules
 
 
 @pytest.mark.parametrize("module", LIGHT)
