@@ -101,9 +101,17 @@ def page(
         *_with_contents([section for section in sections if section]),
         "</main>",
         f"<footer><p>Made by tandem report {escape(version)} from {escape(source)}, "
-        f"as it was at {utc_time(run.ended_at)}.</p></footer>",
+        f"as it was at {utc_time(run.ended_at)}.</p>{_provenance(run)}</footer>",
     ]
     return document(run.title, body)
+
+
+def _provenance(run: RunData) -> str:
+    """The end of the run's record, so that a page which was sent on tells whether entries were removed since."""
+    if run.provenance is None:
+        return ""
+    entries = count_noun(run.provenance.entries, "entry", "entries")
+    return f"<p>The record of the run has {entries}, the last {run.provenance.head}: tandem prove verifies it.</p>"
 
 
 def _with_contents(sections: Sequence[str]) -> list[str]:

@@ -27,11 +27,12 @@ from tandem.rundir.layout import RunDir, evaluator_of_log, generation_of_log, st
 from tandem.rundir.ledger import ledger_of
 from tandem.rundir.lineage import GenerationRecord, batches_left_out
 from tandem.rundir.ownership import LOCK
+from tandem.rundir.provenance import read_chain
 from tandem.rundir.timeline import GAP_SECONDS, evaluation_span, save_span, upload_span
 from tandem.rundir.training_log import counted_until
 from tandem.rundir.wrong_samples import gallery
 from tandem.wire.measures import Generation
-from tandem.wire.status import Troubles, joined
+from tandem.wire.status import ProvenanceHead, Troubles, joined
 from tandem.wire.trace import RunTimeline
 from tandem_cli.local.known import is_alive
 from tandem_cli.report import checkpoints, generations
@@ -72,6 +73,7 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
     coordinator = read_coordinator_log(rundir.coordinator_log, faults)
     evaluators = _evaluator_logs(rundir, faults)
     records = _records(rundir, faults)
+    provenance = _provenance(rundir, faults)
 
     # Which steps count follows from where each generation started; checkpoints are judged by the same limits.
     bounds = counted_until(generations.beginnings(records, train))
@@ -131,8 +133,20 @@ def read(path: Path, now: Callable[[], float] = clock.time) -> RunData:
         missed=_missed(rundir),
         faults=tuple(faults),
         ledger=ledger_of(rundir, coordinator.ledger),
+        provenance=provenance,
         timeline=_timeline(rundir, name, memberships, train, coordinator, evaluators),
     )
+
+
+def _provenance(rundir: RunDir, faults: list[str]) -> ProvenanceHead | None:
+    try:
+        chain = read_chain(rundir.provenance)
+    except (OSError, ValueError) as error:
+        faults.append(f"the record of the run cannot be read: {error}")
+        return None
+    if chain.problems:
+        faults.append(f"the record of the run: {chain.problems[0]}")
+    return ProvenanceHead(entries=chain.count, head=chain.head) if chain.count else None
 
 
 def _timeline(

@@ -18,7 +18,7 @@ from tandem.model import MAX_TIMESTAMP
 from tandem.rundir.evaluations import direction
 from tandem.wire.ledger import Ledger
 from tandem.wire.measures import Generation
-from tandem.wire.status import Troubles
+from tandem.wire.status import ProvenanceHead, Troubles
 from tandem.wire.trace import RunTimeline
 from tandem_coordinator.charts.gallery import Tile
 
@@ -288,6 +288,8 @@ class RunData:
     """Problems with reading, a sentence each."""
     ledger: Ledger | None = None
     """GPU time, CPU time and cost by purpose."""
+    provenance: ProvenanceHead | None = None
+    """The end of the run's record, which `tandem prove` verifies; None if there is none that can be read."""
     timeline: RunTimeline = field(default_factory=lambda: RunTimeline("", ()))
     """Times and work of its generations, for traces."""
 

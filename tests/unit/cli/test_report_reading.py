@@ -19,6 +19,7 @@ from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import GenerationRecord
 from tandem.rundir.ownership import LOCK
+from tandem.rundir.provenance import START, EndEntry, chained, sha256
 from tandem.rundir.training_log import counted_until
 from tandem.wire.measures import Generation
 from tandem.wire.status import CheckpointRef, Corruption, Troubles, phase_word
@@ -27,6 +28,7 @@ from tandem_cli.report import clock, generations
 from tandem_cli.report.figures import curves, pictures, processors
 from tandem_cli.report.folder import NoRun
 from tandem_cli.report.logs import busy_cores, natural, read_train_log
+from tandem_cli.report.page import page
 from tandem_cli.report.reading import read
 from tandem_cli.report.run import RunData, Steps, Use
 from tandem_cli.report.summary import summarize, time_by_phase
@@ -264,6 +266,25 @@ class TestDamage:
         assert 30 not in run.model_steps.step
         assert len(run.model_steps) == 59
         assert run.faults == ("log/train-g000001.jsonl has 1 line that is not a record; passed over",)
+
+    def test_a_record_whose_entries_do_not_follow_is_named_and_its_end_is_there(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path, steps=20)
+        assert read(path).provenance is None
+        entries = [EndEntry(time=T0, generation=1, failed=False, reason="Done", message=text) for text in "abc"]
+        lines = [chained(entries[0], 1, START)]
+        for number, entry in enumerate(entries[1:], 2):
+            lines.append(chained(entry, number, sha256(lines[-1])))
+        record = RunDir(path).provenance
+        record.write_bytes(b"".join(line + b"\n" for line in lines))
+        run = read(path)
+        assert run.provenance is not None
+        assert (run.provenance.entries, run.provenance.head, run.faults) == (3, sha256(lines[-1]), ())
+        axis = clock.make_clock(run.marks)
+        html = page(run, summarize(run, axis), axis, [], "runs/digits", "0.1.0")
+        assert f"has 3 entries, the last {run.provenance.head}: tandem prove verifies it" in html
+        record.write_bytes(record.read_bytes().replace(b'"message":"a"', b'"message":"x"'))
+        (fault,) = read(path).faults
+        assert fault.startswith("the record of the run: entry 2 does not follow the one before")
 
     def test_losses_that_are_not_numbers_stay_so(self, tmp_path: Path) -> None:
         run = read(make_run(tmp_path, steps=60, nan_steps=frozenset({20, 21})))
