@@ -9,7 +9,7 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ import tandem
 from tandem.job.resource import DistributedTrainingJob
 from tandem.rundir import evaluations
 from tandem.rundir.checkpoint import Manifest
-from tandem.rundir.durable import open_regular
 from tandem.rundir.layout import RunDir
 from tandem.rundir.provenance import (
     ENTRIES,
@@ -32,6 +31,7 @@ from tandem.rundir.provenance import (
     ScoreEntry,
     chained,
     checkpoint_entry,
+    file_digest,
     job_entry,
     lines,
     public_key_of,
@@ -61,7 +61,8 @@ class ProvenanceLog:
         """Size of the file in bytes, as this process left it; None before it was read."""
         self._written: set[Identity] = set()
         self._last_job: JobEntry | None = None
-        self._newest = (-1, 0)
+        self._records = (-1, 0)
+        """The newest generation and the number of rewinds whose records were read."""
         self._pending: list[Record] = []
         self._closes: deque[CloseEntry] = deque()
         self._problems: list[str] = []
@@ -83,19 +84,16 @@ class ProvenanceLog:
         Raises:
             OSError, ValueError: one cannot be read; the next call tries again.
         """
-        if (newest, rewinds) == self._newest:
+        if (newest, rewinds) == self._records:
             return
-        for folder, kind in ((self._rundir.generations, "generation"), (self._rundir.rewinds, "rewind")):
-            for path in _numbered(folder):
-                if (kind, number := int(path.stem)) in self._written:
-                    continue
-                digest, now = _digest(path), time.time()
-                self._add(
-                    GenerationEntry(time=now, generation=number, digest=digest)
-                    if kind == "generation"
-                    else RewindEntry(time=now, rewind=number, digest=digest)
-                )
-        self._newest = newest, rewinds
+        now = time.time()
+        for path in self._rundir.generation_files():
+            if ("generation", number := int(path.stem)) not in self._written:
+                self._add(GenerationEntry(time=now, generation=number, digest=file_digest(path)))
+        for path in self._rundir.rewind_files():
+            if ("rewind", number := int(path.stem)) not in self._written:
+                self._add(RewindEntry(time=now, rewind=number, digest=file_digest(path)))
+        self._records = newest, rewinds
 
     def checkpoint(self, manifest: Manifest) -> None:
         """A checkpoint was committed."""
@@ -111,7 +109,7 @@ class ProvenanceLog:
             return
         # Retention deletes results, too.
         with suppress(FileNotFoundError):
-            digest = _digest(evaluations.merged_file(self._rundir, checkpoint))
+            digest = file_digest(evaluations.merged_file(self._rundir, checkpoint))
             self._add(ScoreEntry(time=time.time(), **checkpoint.model_dump(), digest=digest, metrics=metrics))
 
     def ended(self, generation: int, failed: bool, reason: str, message: str) -> None:
@@ -220,16 +218,6 @@ def _identity(entry: Record) -> Identity:
         case EndEntry():
             return entry.kind, entry.generation, entry.failed, entry.reason
     return entry.kind, entry.time
-
-
-def _numbered(folder: Path) -> Iterable[Path]:
-    """The records in a folder, by their number."""
-    return sorted((path for path in folder.glob("*.json") if path.stem.isdecimal()), key=lambda path: int(path.stem))
-
-
-def _digest(path: Path) -> str:
-    with open_regular(path) as file:
-        return sha256(file.read())
 
 
 def _size(path: Path) -> int | None:

@@ -30,7 +30,7 @@ def test_steps_are_the_same_again_and_a_record_written_anew_shows(tmp_path: Path
     shown = prove(run.run_dir, "--key", str(public), "--steps", "45-54", TMPDIR=str(scratch))
     assert shown.returncode == 0, shown.stdout + shown.stderr
     lines = shown.stdout.splitlines()
-    assert "again     steps 45 to 54 of generation 1, with 2 ranks, from step-000000040" in lines
+    assert "replay    steps 45 to 54 of generation 1, with 2 ranks, from step-000000040" in lines
     assert "losses    10 of 10 are the same, with the same samples" in lines
     # A save that is due while the one before is still being written is skipped; the last one is not.
     (state,) = (line for line in lines if line.startswith("state "))

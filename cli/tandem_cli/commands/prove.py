@@ -173,7 +173,7 @@ def _report(chain: ProvenanceChain, files: FilesBesideChain, result: Replay | No
         ("files", f"{number(files.compared)} records, manifests and results are those of the record"),
     ]
     if files.unrecorded:
-        rows.append(("beside", f"not in the record: {join_names(files.unrecorded, MAX_LISTED)}"))
+        rows.append(("extra", f"not in the record: {join_names(files.unrecorded, MAX_LISTED)}"))
     if result is not None:
         rows += _replay_rows(result)
     rows += [("problem", problem) for problem in problems]
@@ -182,8 +182,9 @@ def _report(chain: ProvenanceChain, files: FilesBesideChain, result: Replay | No
 
 def _signed(chain: ProvenanceChain) -> str:
     if not chain.signers:
-        return "no: whoever can write the run directory could have written all of it anew"
-    return f"by {join_names(chain.signers, MAX_LISTED)}"
+        return "no: anyone who can write to the run directory could have rewritten the record"
+    unsigned = f"; {count_noun(chain.unsigned, 'entry is', 'entries are')} not signed" if chain.unsigned else ""
+    return f"by {join_names(chain.signers, MAX_LISTED)}{unsigned}"
 
 
 def _replay_rows(result: Replay) -> list[tuple[str, str]]:
@@ -191,9 +192,13 @@ def _replay_rows(result: Replay) -> list[tuple[str, str]]:
     start = "the beginning" if window.start is None else window.start.name
     ranks = count_noun(window.generation.world_size, "rank")
     rows = [
-        ("again", f"{_range(window)} of generation {window.generation.generation}, with {ranks}, from {start}"),
+        ("replay", f"{_range(window)} of generation {window.generation.generation}, with {ranks}, from {start}"),
         ("losses", f"{result.same_losses} of {result.compared} are the same, with the same samples"),
     ]
+    if missing := window.last - window.first + 1 - result.compared:
+        rows.append(
+            ("log", f"{count_noun(missing, 'step is', 'steps are')} not in both logs; only the state shows them")
+        )
     if not result.state:
         files = f"{count_noun(result.steps, 'step')} again give the checkpoint {window.end.name}, bit for bit"
         rows.append(("state", files))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tandem.rundir import evaluations
 from tandem.rundir.checkpoint import Broken
-from tandem.rundir.durable import list_folder, open_regular
+from tandem.rundir.durable import list_folder
 from tandem.rundir.layout import RunDir, step_of
 from tandem.rundir.provenance import (
     CheckpointEntry,
@@ -16,7 +16,7 @@ from tandem.rundir.provenance import (
     RewindEntry,
     ScoreEntry,
     content_digest,
-    sha256,
+    file_digest,
 )
 
 
@@ -42,17 +42,19 @@ def compare_files(rundir: RunDir, chain: ProvenanceChain) -> FilesBesideChain:
     """
     problems: list[str] = []
     sound: set[str] = set()
-    compared, known_names, known_results = 0, set(), set()
+    compared = 0
     for path, digest, label in _files(rundir, chain):
-        if (content := _read(path)) is None:
+        try:
+            is_same = file_digest(path) == digest
+        except FileNotFoundError:
             continue
-        if sha256(content) == digest:
-            compared += 1
-        else:
-            problems.append(f"{label} is not the one of the record")
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        compared += is_same
+        problems += [] if is_same else [f"{label} is not the one of the record"]
     newest = {entry.name: entry for entry in chain.entries if isinstance(entry, CheckpointEntry)}
     for name, entry in newest.items():
-        known_names.add(name)
         try:
             manifest = rundir.manifest(name)
         except FileNotFoundError:
@@ -65,7 +67,7 @@ def compare_files(rundir: RunDir, chain: ProvenanceChain) -> FilesBesideChain:
         else:
             problems.append(f"the manifest of {name} is not the one of the record")
     known_results = {(entry.name, entry.generation) for entry in chain.entries if isinstance(entry, ScoreEntry)}
-    unrecorded = [name for name in rundir.checkpoint_names() if name not in known_names]
+    unrecorded = [name for name in rundir.checkpoint_names() if name not in newest]
     unrecorded += [
         f"the result of {name}" for name, generation in _results(rundir) if (name, generation) not in known_results
     ]
@@ -91,11 +93,3 @@ def _results(rundir: RunDir) -> Iterator[tuple[str, int]]:
             file = evaluations.parse_final_file(path)
             if file is not None and not file.is_note:
                 yield folder.name, file.generation
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        with open_regular(path) as file:
-            return file.read()
-    except (FileNotFoundError, ValueError):
-        return None

@@ -59,11 +59,6 @@ class Replay:
     machine: Mapping[str, tuple[str, str]]
     """Differences between the machine of the run and this one, by name: then and now."""
 
-    @property
-    def is_same(self) -> bool:
-        """Whether all that was compared is the same."""
-        return not self.first_difference and not self.state
-
 
 def replay(
     rundir: RunDir, job: JobEntry, window: Window, folder: Path, code: Path | None, tick: Callable[[int], None]
@@ -165,11 +160,10 @@ def code_folder(rundir: RunDir, digest: str | None, source: Path | None, folder:
 def _job(job: Mapping[str, Any], window: Window) -> dict[str, Any]:
     """The job of a replay."""
     spec = {name: value for name, value in job["spec"].items() if name not in DROPPED}
-    checkpoint = spec.get("checkpoint", {})
-    spec["checkpoint"] = {
-        "everySteps": window.end.step,
-        **{name: checkpoint[name] for name in ("weightsPrecision",) if name in checkpoint},
-    }
+    checkpoint = {"everySteps": window.end.step}
+    if precision := spec.get("checkpoint", {}).get("weightsPrecision"):
+        checkpoint["weightsPrecision"] = precision
+    spec["checkpoint"] = checkpoint
     workers = dict(spec.get("workers", {}))
     workers["replicas"] = len(window.generation.members)
     for name in ("minReplicas", "maxReplicas"):

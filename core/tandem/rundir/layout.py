@@ -229,6 +229,10 @@ class RunDir:
         sync_client.exchange()
         return self.generation_record(record.generation) == record
 
+    def generation_files(self) -> list[Path]:
+        """The records of generations, by name."""
+        return [path for path in list_folder(self.generations) if _GENERATION.match(path.name)]
+
     def generation_records(self) -> list[GenerationRecord]:
         """All records, oldest first.
 
@@ -236,8 +240,7 @@ class RunDir:
             ValueError: one is damaged. To go on without it could make a checkpoint count that does not, or lose all
                 that came before, so a person has to look.
         """
-        matches = (_GENERATION.match(path.name) for path in list_folder(self.generations))
-        records = [self._record(int(match[1]), match[0]) for match in matches if match]
+        records = [self._record(int(path.stem), path.name) for path in self.generation_files()]
         return sorted(records, key=lambda record: record.generation)
 
     def generation_record(self, generation: int) -> GenerationRecord | None:
@@ -261,8 +264,7 @@ class RunDir:
 
     def newest_generation(self) -> int:
         """The highest generation that has a record; 0 if there is none."""
-        matches = (_GENERATION.match(path.name) for path in list_folder(self.generations))
-        return max((int(match[1]) for match in matches if match), default=0)
+        return max((int(path.stem) for path in self.generation_files()), default=0)
 
     def first_generation(self) -> int:
         """The lowest generation number of this run. Lower numbers belong to earlier runs in this directory: numbers

@@ -8,8 +8,8 @@ also after they are deleted.
 
 `previous` is the SHA-256 of the whole line before, without its line end; that of the first entry is all zeros. Nobody
 can change, remove or insert an entry without changing all that follow, and the last hash, the *head*, stands for all of
-them. The signature covers the line up to itself. Without one, whoever can write the run directory can write the whole
-chain anew; with one, only who has the key (docs/decisions/0063-provenance.md).
+them. The signature covers the line up to itself. Anyone who can write to the run directory can rewrite an unsigned
+chain; to rewrite a signed one takes the key (docs/decisions/0063-provenance.md).
 
 Verification works on bytes, not on fields: entries of kinds that only a newer version knows are verified, too.
 """
@@ -151,13 +151,23 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no file.
+    """
+    with open_regular(path) as file:
+        return sha256(file.read())
+
+
 def job_entry(job: DistributedTrainingJob, versions: dict[str, str], public_key: str | None, now: float) -> JobEntry:
     """The entry of a job."""
     return JobEntry(time=now, job=job.dump_brief(), versions=versions, public_key=public_key)
 
 
 def content_digest(manifest: Manifest) -> str:
-    """Digest of the files of a checkpoint, whoever wrote it and when."""
+    """Digest of the files of a checkpoint. It does not depend on the writer or on the time."""
     files = sorted([entry.path, entry.size, entry.xxh3] for entry in manifest.files)
     return sha256(json.dumps(files, separators=(",", ":")).encode())
 
@@ -183,8 +193,7 @@ def chained(entry: Record, number: int, previous: str, key: "Ed25519PrivateKey |
         previous: SHA-256 of the line before.
         key: key to sign it with; None: it is not signed.
     """
-    body = entry.model_dump(mode="json", by_alias=True, exclude_none=True) | {"number": number, "previous": previous}
-    line = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+    line = entry.line()[:-1] + f',"number":{number},"previous":"{previous}"}}'.encode()
     if key is None:
         return line
     return line[:-1] + _SIGNATURE + base64.b64encode(key.sign(line)) + b'"}'
@@ -214,11 +223,6 @@ class ProvenanceChain:
     """Number of entries without a signature."""
     problems: Sequence[str] = ()
     """Faults, one sentence each; empty if there are none."""
-
-    @property
-    def job(self) -> JobEntry | None:
-        """The newest job; None if there is none."""
-        return next((entry for entry in reversed(self.entries) if isinstance(entry, JobEntry)), None)
 
 
 def lines(path: Path) -> Iterator[bytes]:

@@ -115,7 +115,7 @@ def test_another_job_is_an_entry_of_its_own(run: SmallRun) -> None:
     replace_json(run.rundir.job_file, job)
     Watched(run).poll()
     assert kinds(run) == ["job", "generation", "job"]
-    newest = chain(run).job
+    newest = chain(run).entries[-1]
     assert isinstance(newest, JobEntry)
     assert newest.job["spec"]["checkpoint"]["keepLast"] == 9
 
