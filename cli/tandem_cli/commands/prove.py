@@ -169,7 +169,7 @@ def _report(chain: ProvenanceChain, files: FilesBesideChain, result: Replay | No
     rows = [
         ("record", f"{count_noun(chain.count, 'entry', 'entries')}: {', '.join(counts)}"),
         ("head", chain.head),
-        ("signed", _signed(chain)),
+        ("signed", describe_signers(chain)),
         ("files", f"{number(files.compared)} records, manifests and results are those of the record"),
     ]
     if files.unrecorded:
@@ -180,7 +180,8 @@ def _report(chain: ProvenanceChain, files: FilesBesideChain, result: Replay | No
     return [f"{label:<9} {text}" for label, text in rows]
 
 
-def _signed(chain: ProvenanceChain) -> str:
+def describe_signers(chain: ProvenanceChain) -> str:
+    """Describe who has signed a record."""
     if not chain.signers:
         return "no: anyone who can write to the run directory could have rewritten the record"
     unsigned = f"; {count_noun(chain.unsigned, 'entry is', 'entries are')} not signed" if chain.unsigned else ""
@@ -196,9 +197,7 @@ def _replay_rows(result: Replay) -> list[tuple[str, str]]:
         ("losses", f"{result.same_losses} of {result.compared} are the same, with the same samples"),
     ]
     if missing := window.last - window.first + 1 - result.compared:
-        rows.append(
-            ("log", f"{count_noun(missing, 'step is', 'steps are')} not in both logs; only the state shows them")
-        )
+        rows.append(("log", f"{count_noun(missing, 'step')} not in both logs, so only the state covers them"))
     if not result.state:
         files = f"{count_noun(result.steps, 'step')} again give the checkpoint {window.end.name}, bit for bit"
         rows.append(("state", files))

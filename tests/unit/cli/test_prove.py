@@ -9,8 +9,9 @@ from tandem.errors import UserError
 from tandem.rundir.code import store_pack
 from tandem.rundir.durable import replace_json
 from tandem.rundir.lineage import Continuation, GenerationRecord, chain
-from tandem.rundir.provenance import CheckpointEntry, read_chain
+from tandem.rundir.provenance import CheckpointEntry, ProvenanceChain, read_chain
 from tandem.wire.status import CheckpointRef
+from tandem_cli.commands.prove import describe_signers
 from tandem_cli.packing import packed
 from tandem_cli.prove.files import FilesBesideChain, compare_files
 from tandem_cli.prove.replay import code_folder
@@ -178,3 +179,10 @@ def test_code_is_what_the_job_ran_or_is_refused(run: SmallRun, tmp_path: Path) -
     run.rundir.pack(digest).write_bytes(b"damaged")
     with pytest.raises(UserError, match="is damaged on the volume"):
         code_folder(run.rundir, digest, None, tmp_path / "fourth")
+
+
+def test_entries_without_a_signature_in_a_signed_record_are_counted() -> None:
+    chain = ProvenanceChain(signers=("KEY",), unsigned=3)
+    assert describe_signers(chain) == "by KEY; 3 entries are not signed"
+    assert describe_signers(ProvenanceChain(signers=("KEY",))) == "by KEY"
+    assert describe_signers(ProvenanceChain(unsigned=3)).startswith("no: ")
