@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "ebb2ae76d49e8405aedef36ea438ac5363b9ef17"
+COMMIT = "98d9b9364a610fac1dd7fd5af989f6a5bd858a5d"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
