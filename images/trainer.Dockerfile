@@ -1,4 +1,4 @@
-# The trainers' image: torchrun's agent and the ranks that it starts. `make images` builds it; see docs/images.md.
+# The trainers' image: torchrun's agent and the ranks that it starts, and evaluators on GPUs. `make images` builds it; see docs/images.md.
 #
 #   BASE_IMAGE   a Debian with Python 3.11 or newer
 #   TORCH_INDEX  the package index of torch; empty: as pip is configured
@@ -39,6 +39,7 @@ COPY --from=requirements /requirements /source
 COPY images/install.sh images/bytecode.py images/cpu_only.py images/sbom.py pyproject.toml README.md /source/
 COPY core /source/core
 COPY trainer /source/trainer
+COPY evaluator /source/evaluator
 ARG TORCH_INDEX=
 RUN --mount=type=secret,id=pip.conf,target=/run/pip.conf \
     CPU_ONLY= sh /source/install.sh --root /overlay ".[trainer]" \

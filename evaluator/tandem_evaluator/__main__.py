@@ -23,7 +23,7 @@ from tandem.rundir.layout import RunDir
 from tandem.rundir.watched import WATCHED
 from tandem_evaluator.crew import run_processes
 from tandem_evaluator.evaluator_log import EvaluatorLog
-from tandem_evaluator.preparation import CannotEvaluate, enter_code, scoring_of
+from tandem_evaluator.preparation import CannotEvaluate, choose_gpus, enter_code, scoring_of
 from tandem_trainer.malloc import use_adapted_thresholds
 
 RETRY_SECONDS = 0.5
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         rundir, name = _whereabouts(index)
         job = _wait_for_job(rundir)
-        return ExitCode.DONE if job is None else _evaluate(rundir, name, job)
+        return ExitCode.DONE if job is None else _evaluate(rundir, name, index, job)
     except CannotEvaluate as error:
         print(f"tandem evaluator: {error}", file=sys.stderr, flush=True)
         return error.code
@@ -79,7 +79,7 @@ def _wait_for_job(rundir: RunDir) -> DistributedTrainingJob | None:
         raise CannotEvaluate(ExitCode.FAILED, f"{rundir.job_file} cannot be read: {error}") from error
 
 
-def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCode:
+def _evaluate(rundir: RunDir, name: str, index: int, job: DistributedTrainingJob) -> ExitCode:
     if job.spec.trainer.task is None and job.spec.evaluation.command is None:
         raise CannotEvaluate(
             ExitCode.CONFIGURATION, f"{job.metadata.name} trains by a command and has no evaluators.command"
@@ -94,6 +94,7 @@ def _evaluate(rundir: RunDir, name: str, job: DistributedTrainingJob) -> ExitCod
     except OSError as error:
         code = ExitCode.FAILED if is_transient(error) else ExitCode.CONFIGURATION
         raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
+    choose_gpus(job.spec.evaluation.processes_per_replica, index)
     with log:
         if job.spec.trainer.code is not None and not enter_code(rundir, job.spec.trainer.code, job):
             return ExitCode.DONE

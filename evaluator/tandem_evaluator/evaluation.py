@@ -15,6 +15,7 @@ from tandem.job.tasks import ImageParameters, class_names
 from tandem.rundir.checkpoint import Manifest
 from tandem.rundir.layout import RunDir
 from tandem_evaluator import gallery
+from tandem_evaluator.device import ON_CPU, Compute, memory_exceeded
 from tandem_evaluator.evaluator_log import log_event
 from tandem_evaluator.result import (
     MAX_WRONG,
@@ -36,6 +37,8 @@ MAX_SAMPLES = 256
 MAX_VALUES = 2**20
 """Maximum samples and maximum input values of a batch: activations stay within tens of megabytes for every image size,
 and a stop takes effect within about a second."""
+GPU_BATCHES = 8
+"""Batches of this size that a GPU computes at once."""
 
 
 @dataclass(frozen=True)
@@ -59,30 +62,38 @@ class Tally:
 class Evaluation:
     """The task's test and validation data and its model, loaded once for the life of the process.
 
-    Between two checkpoints the model has no weights, and it adopts the tensors that were read instead of copying
-    them: at its peak an evaluator holds the weights once.
+    On a CPU the model has no weights between two checkpoints, and it adopts the tensors that were read instead of
+    copying them: at its peak an evaluator holds the weights once. On a GPU they are copied into the model's own.
     """
 
     def __init__(
-        self, samples: data.Samples, model: nn.Module, held_out: data.Samples | None = None, data_name: str = ""
+        self,
+        samples: data.Samples,
+        model: nn.Module,
+        held_out: data.Samples | None = None,
+        data_name: str = "",
+        compute: Compute = ON_CPU,
     ) -> None:
         """
         Args:
             samples: the test data.
             held_out: the validation data, if the job holds some out.
             data_name: name of the data set.
+            compute: device and precision.
         """
-        self._samples, self._held_out, self._model = samples, held_out, model.eval()
+        self._samples, self._held_out, self._model = samples, held_out, compute.placed(model)
+        self._compute = compute
         self.images = samples.images
         self.names = class_names(data_name)
         self._shapes = {name: tensor.to("meta") for name, tensor in model.state_dict().items()}
         self._drop_weights()
         self.total, self.classes = len(samples), samples.classes
         self.held_out = 0 if held_out is None else len(held_out)
-        self._batch = max(1, min(MAX_SAMPLES, MAX_VALUES // max(1, samples.images[0].numel())))
+        batches = GPU_BATCHES if compute.is_gpu else 1
+        self._batch = max(1, batches * min(MAX_SAMPLES, MAX_VALUES // max(1, samples.images[0].numel())))
 
     @classmethod
-    def load(cls, task: ImageParameters) -> "Evaluation":
+    def load(cls, task: ImageParameters, compute: Compute = ON_CPU) -> "Evaluation":
         """
         Raises:
             ConfigurationError: the data does not exist, or the model does not fit it.
@@ -92,7 +103,7 @@ class Evaluation:
             raise ConfigurationError(f"{task.data.name} has no test samples; the evaluators need at least one")
         held_out = data.load(task.data, "validation") if task.data.validation else None
         model = models.build(task.model, samples.channels, samples.image_size, samples.classes)
-        return cls(samples, model, held_out, task.data.name)
+        return cls(samples, model, held_out, task.data.name, compute)
 
     def run(
         self, weights: Mapping[str, Tensor], shard: int, shards: int, should_continue: Callable[[], bool] = lambda: True
@@ -100,14 +111,14 @@ class Evaluation:
         """Evaluate the samples `shard`, `shard + shards`, …
 
         Args:
-            weights: the model's state_dict; its tensors are used without a copy, and released afterwards.
+            weights: the model's state_dict; on a CPU its tensors are used without a copy, and released afterwards.
             should_continue: called before each batch.
 
         Returns:
             None if `should_continue` returned False.
 
         Raises:
-            UnusableCheckpoint: the weights are not those of this model.
+            UnusableCheckpoint: the weights are not those of this model, or the GPU has too little memory.
         """
         try:
             self._take(weights)
@@ -116,23 +127,26 @@ class Evaluation:
                 return tally
             held_out = self._tally(self._held_out, shard, shards, should_continue)
             return None if held_out is None else replace(tally, held_out=held_out)
+        except torch.OutOfMemoryError as error:
+            raise UnusableCheckpoint(memory_exceeded(error)) from error
         finally:
             self._drop_weights()
 
     def _take(self, weights: Mapping[str, Tensor]) -> None:
-        # Convert to the model's own dtypes: weights may have been rounded for the transfer.
+        # Convert to the model's own dtypes: weights may have been rounded for the transfer. A copy converts by itself.
         fitting = {
-            name: tensor.to(self._shapes[name].dtype) if name in self._shapes else tensor
+            name: tensor.to(self._shapes[name].dtype) if name in self._shapes and not self._compute.is_gpu else tensor
             for name, tensor in weights.items()
         }
         try:
-            self._model.load_state_dict(fitting, assign=True)
+            self._model.load_state_dict(fitting, assign=not self._compute.is_gpu)
         except RuntimeError as error:
             detail = " ".join(str(error).split())
             raise UnusableCheckpoint(f"its weights are not those of the job's model: {detail[:300]}") from error
 
     def _drop_weights(self) -> None:
-        self._model.load_state_dict(self._shapes, assign=True)
+        if not self._compute.is_gpu:
+            self._model.load_state_dict(self._shapes, assign=True)
 
     def _tally(
         self, samples: data.Samples, shard: int, shards: int, should_continue: Callable[[], bool]
@@ -141,15 +155,16 @@ class Evaluation:
         predicted = torch.empty_like(labels)
         confidence = torch.empty(len(labels))
         losses = torch.empty(len(labels))
-        with torch.inference_mode():
+        with self._compute.context():
             for start in range(0, len(labels), self._batch):
                 if not should_continue():
                     return None
                 part = slice(start, start + self._batch)
-                logits = self._model(images[part].contiguous())
+                # The scores of a batch follow from its logits, on the CPU on any device.
+                logits = self._model(images[part].contiguous().to(self._compute.device)).float().cpu()
                 predicted[part] = logits.argmax(dim=1)
-                confidence[part] = logits.float().softmax(dim=1).amax(dim=1)
-                losses[part] = F.cross_entropy(logits.float(), labels[part], reduction="none")
+                confidence[part] = logits.softmax(dim=1).amax(dim=1)
+                losses[part] = F.cross_entropy(logits, labels[part], reduction="none")
         # Not scikit-learn's confusion_matrix, which refuses a shard without samples, and such shards exist.
         cells = torch.bincount(labels * self.classes + predicted, minlength=self.classes**2)
         wrong = surest(

@@ -24,6 +24,8 @@ FIELD = "spec.evaluators.harness"
 EXTRA = "lm-eval"
 SEED = 1234
 """The library's own default, for the examples before a question."""
+GPU_BATCH = 16
+"""Requests that a GPU computes at once."""
 MAX_NAME_LENGTH, MAX_ERROR_LENGTH = 63, 300
 """Maximum length of a metric's name, and of a library's error that a message quotes, in characters."""
 
@@ -39,7 +41,7 @@ class HarnessTasks:
     def __init__(self, settings: Harness, model: nn.Module, tokenizer: Any) -> None:
         """
         Args:
-            model: a transformers model in evaluation mode, on the CPU; its weights may change between calls.
+            model: a transformers model in evaluation mode; its weights may change between calls.
             tokenizer: the model's.
         """
         if find_spec("lm_eval") is None:
@@ -63,7 +65,12 @@ class HarnessTasks:
             if settings.fewshot is not None or task.get_config("num_fewshot") is None:
                 task.set_config(key="num_fewshot", value=settings.fewshot or 0)
             task.set_fewshot_seed(seed=SEED)
-        self._model = HFLM(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=1, device="cpu")
+        device = next(model.parameters()).device
+        # One at a time on a CPU: the padding of a batch would only cost time there.
+        batch = 1 if device.type == "cpu" else GPU_BATCH
+        self._model = HFLM(
+            pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=batch, device=str(device)
+        )
 
     def run(self, shard: int, shards: int) -> dict[str, Mean]:
         """Evaluate the samples `shard`, `shard + shards`, … of each task; returns their contribution to each metric.

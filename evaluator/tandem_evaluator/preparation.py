@@ -1,10 +1,12 @@
-"""Prepares a process to evaluate: the job's code, and the way to score a checkpoint."""
+"""Prepares a process to evaluate: its GPUs, the job's code, and the way to score a checkpoint."""
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
 from tandem.job.resource import DistributedTrainingJob
 from tandem.processes.exitcode import ExitCode
+from tandem.processes.launch import EVALUATOR_GPUS, VISIBLE_GPUS
 from tandem.processes.requirements import prepare_code
 from tandem.rundir.code import CodeError, JobEnded
 from tandem.rundir.layout import RunDir
@@ -20,6 +22,27 @@ class CannotEvaluate(Exception):  # noqa: N818 - it says what happened
     def __init__(self, code: ExitCode, line: str) -> None:
         super().__init__(line)
         self.code = code
+
+
+def choose_gpus(processes: int, index: int) -> None:
+    """Leave only this process's share of the pod's GPUs visible, before anything computes on one.
+
+    Args:
+        processes: number of processes of the pod. With more of them than GPUs, several share one.
+        index: index of this process, from 0.
+    """
+    visible = os.environ.get(VISIBLE_GPUS)
+    if visible is None:
+        names = [str(number) for number in range(int(os.environ.get(EVALUATOR_GPUS, "0")))]
+    else:
+        names = [name for name in visible.split(",") if name]
+    if not names:
+        own: list[str] = []
+    elif processes >= len(names):
+        own = [names[index % len(names)]]
+    else:
+        own = names[index * len(names) // processes : (index + 1) * len(names) // processes]
+    os.environ[VISIBLE_GPUS] = ",".join(own)
 
 
 def enter_code(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:
@@ -52,11 +75,13 @@ def scoring_of(job: DistributedTrainingJob) -> "Scoring":
 
         return ProgramScoring(evaluators)
     # These load torch.
+    from tandem_evaluator.device import compute_of
     from tandem_evaluator.evaluation import Evaluation, TaskScoring
     from tandem_trainer.failure import ConfigurationError
 
     try:
-        return TaskScoring(Evaluation.load(job.spec.trainer.images), job.spec.elasticity.on_corruption != "Off")
+        evaluation = Evaluation.load(job.spec.trainer.images, compute_of(evaluators))
+        return TaskScoring(evaluation, job.spec.elasticity.on_corruption != "Off")
     except ConfigurationError as error:
         raise CannotEvaluate(ExitCode.CONFIGURATION, str(error)) from error
     except OSError as error:

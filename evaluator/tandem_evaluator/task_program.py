@@ -39,9 +39,10 @@ from tandem.job.tasks import Loop
 from tandem.processes.launch import RUN_DIR
 from tandem.rundir.checkpoint import digest_of
 from tandem.rundir.layout import RunDir
+from tandem_evaluator.device import ON_CPU, Compute, compute_of, memory_exceeded
 from tandem_trainer.checkpoint.format import parse
 from tandem_trainer.checkpoint.state import CheckpointMismatch, load_weights
-from tandem_trainer.data.feeding import Reading, read_sample
+from tandem_trainer.data.feeding import Reading, read_sample, to_device
 from tandem_trainer.data.sampling import has_indices
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.language.completing import Completer, prompts_of
@@ -63,6 +64,7 @@ class TaskEvaluation:
     """The model and the test data of a task, created once.
 
     Args:
+        compute: device and precision.
         compares: whether the weights are compared with their checkpoint before they are scored.
 
     Raises:
@@ -70,14 +72,20 @@ class TaskEvaluation:
     """
 
     def __init__(
-        self, task: Task[Any], loop: Loop, evaluators: Evaluators | None = None, compares: bool = True
+        self,
+        task: Task[Any],
+        loop: Loop,
+        evaluators: Evaluators | None = None,
+        compute: Compute = ON_CPU,
+        compares: bool = True,
     ) -> None:
-        self._task, self._name, self._compares = task, name_of(type(task)), compares
+        self._task, self._name, self._compute, self._compares = task, name_of(type(task)), compute, compares
         self._data = task.data("test")
         if not has_indices(self._data) or not len(self._data):
             raise UnusableTask(f'{self._name}.data("test") returned no samples to evaluate with')
-        self._model: nn.Module = task.model().eval()
-        task.load_frozen(self._model)
+        model = task.model()
+        task.load_frozen(model)
+        self._model: nn.Module = compute.placed(model)
         self._tensors = tensors_of(task, self._data)
         self._batch = min(MAX_BATCH_SAMPLES, loop.micro_batch_size or loop.global_batch_size)
         self._reading = Reading(0, 1, loop.seed, collate=task.collate)
@@ -100,8 +108,9 @@ class TaskEvaluation:
         load_weights(self._model, parse(memoryview(memory)))
         totals: dict[str, Value] = {}
         loss: Value = Mean.from_samples([])
-        with torch.inference_mode():
-            for batch, samples in self._batches(checkpoint.shard, checkpoint.shards):
+        with self._compute.context():
+            for loaded, samples in self._batches(checkpoint.shard, checkpoint.shards):
+                batch = to_device(loaded, self._compute.device)
                 metrics = dict(self._metrics(batch))
                 mean = self._loss(batch, samples, metrics.pop(LOSS, None))
                 for name, value in metrics.items():
@@ -112,7 +121,8 @@ class TaskEvaluation:
                 f"{self._name}.metrics returned {len(totals)} metrics; at most {MAX_METRICS - 1} are kept"
             )
         if self._harness is not None:
-            totals |= self._harness.run(checkpoint.shard, checkpoint.shards)
+            with self._compute.context():
+                totals |= self._harness.run(checkpoint.shard, checkpoint.shards)
             if len(totals) >= MAX_METRICS:
                 raise UnusableTask(
                     f"{len(totals)} metrics with those of evaluators.harness.tasks; at most {MAX_METRICS - 1} are "
@@ -136,9 +146,11 @@ class TaskEvaluation:
         if options is None:
             return Completions([])
         assert isinstance(task, Completer), "only causal-lm takes prompts"
-        numbers = range(shard, len(self._prompts), shards)
-        with torch.inference_mode():
-            texts = [task.complete(self._model, self._prompts[number], number, options) for number in numbers]
+        numbers, texts = range(shard, len(self._prompts), shards), list[str]()
+        with self._compute.context():
+            for start in range(0, len(numbers), options.batch):
+                prompts = {number: self._prompts[number] for number in numbers[start : start + options.batch]}
+                texts += task.complete(self._model, prompts, options)
         return Completions([(number, self._prompts[number], text) for number, text in zip(numbers, texts, strict=True)])
 
     def _batches(self, shard: int, shards: int) -> Iterator[tuple[Any, int]]:
@@ -250,11 +262,15 @@ def main() -> int:
         rundir = RunDir(os.environ[RUN_DIR])
         job = rundir.read_job()
         spec, compares = job.spec, job.spec.elasticity.on_corruption != "Off"
-        evaluation = TaskEvaluation(task_in(rundir), spec.trainer.settings_of_loop, spec.evaluation, compares)
+        loop, compute = spec.trainer.settings_of_loop, compute_of(spec.evaluation)
+        evaluation = TaskEvaluation(task_in(rundir), loop, spec.evaluation, compute, compares)
         for checkpoint in checkpoints():
             checkpoint.report(**evaluation.run(checkpoint))
     except (UnusableTask, ConfigurationError, CheckpointMismatch) as error:
         print(error, file=sys.stderr, flush=True)
+        return 1
+    except torch.OutOfMemoryError as error:
+        print(memory_exceeded(error), file=sys.stderr, flush=True)
         return 1
     return 0
 

@@ -26,6 +26,7 @@ from tandem.wire.status import STOPPED_EARLY, Condition, Phase, Snapshot, Status
 from tandem_operator import replicas
 from tandem_operator.observed import Pod
 from tandem_operator.replicas import RolePlan
+from tandem_operator.stand_ins import have_evaluated
 
 LAST_ANSWER_SECONDS = 30.0
 """Time to wait for the coordinator's last answer once the evaluators are done."""
@@ -229,9 +230,7 @@ def _drain(
         return Lifecycle("end", "Succeeded", reason, trained)
     # The coordinator gets a moment to report the last evaluations, so that the final status has them.
     evaluated = max(ended, *(pod.finished or 0.0 for pod in evaluators), 0.0)
-    if replicas.is_done(evaluators, range(job.spec.evaluation.replicas)) and (
-        is_final or now - evaluated > LAST_ANSWER_SECONDS
-    ):
+    if have_evaluated(evaluators, job.spec.evaluation) and (is_final or now - evaluated > LAST_ANSWER_SECONDS):
         return Lifecycle("end", "Succeeded", reason, f"{trained}, and its checkpoints are evaluated")
     if now > drain_deadline(job, snapshot, ended):
         message = f"{trained}; its evaluators made no progress for {job.spec.evaluation.drain_seconds:g} s"

@@ -150,13 +150,16 @@ def coordinator_template(
     return Template(body, digest([body, _restart_fields(job)]))
 
 
-def evaluator_template(job: DistributedTrainingJob, uid: str, images: Images, colocated: bool = False) -> Template:
+def evaluator_template(
+    job: DistributedTrainingJob, uid: str, images: Images, colocated: bool = False, on_cpus: bool = False
+) -> Template:
     """The template of evaluators.
 
     Args:
         colocated: they have to run where workers can run, because their volume is there.
+        on_cpus: they get no GPUs, whatever the job asks for.
     """
-    body = pods.evaluator(job, uid, images, colocated)
+    body = pods.evaluator(job, uid, images, colocated, on_cpus)
     return Template(body, digest(body))
 
 
@@ -328,6 +331,8 @@ def _restart_fields(job: DistributedTrainingJob) -> Manifest:
         "resources": {},
     }
     evaluators = {**job.spec.evaluation.dump_brief(), "template": {}, "resources": {}, "drainSeconds": 0}
+    for placement in ("fallback", "fallbackAfterSeconds", "priorityClassName"):
+        evaluators.pop(placement, None)
     return {**spec, "workers": workers, "evaluators": evaluators, "coordinator": {}, "runPolicy": {}}
 
 

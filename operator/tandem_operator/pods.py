@@ -289,24 +289,28 @@ def worker(job: DistributedTrainingJob, uid: str, images: Images, endpoint: str)
     return _labelled(template, job, names.WORKER)
 
 
-def evaluator(job: DistributedTrainingJob, uid: str, images: Images, colocated: bool) -> dict[str, Any]:
-    """The pod template of an evaluator. It never requests a GPU, whatever the job's templates contain, and
-    prefers nodes without GPUs.
+def evaluator(
+    job: DistributedTrainingJob, uid: str, images: Images, colocated: bool, on_cpus: bool = False
+) -> dict[str, Any]:
+    """The pod template of an evaluator. Without GPUs it prefers nodes that have none.
 
     Args:
         uid: of the job's object.
         colocated: it has to run where workers can run, because its volume is there.
+        on_cpus: it gets no GPUs, whatever the job asks for.
     """
     own_gpu = job.spec.workers.gpu_resource
-    evaluation = job.spec.evaluation
+    evaluation, gpu_count = job.spec.evaluation, 0 if on_cpus else job.spec.evaluator_gpus
     command = launch.evaluators_command(evaluation.processes_per_replica, python=PYTHON)
     fields = {launch.REPLICA: "metadata.name"}
-    own = {launch.UID: incarnation(job, uid)} | NO_GPU | _storage_variable(job)
+    own = {launch.UID: incarnation(job, uid)} | _storage_variable(job)
+    own |= {launch.EVALUATOR_GPUS: str(gpu_count)} if gpu_count else NO_GPU
     specified = [*job.spec.trainer.env, *evaluation.env]
     index = _package_index(job, images, specified)
     variables = index | HOME | {"OMP_NUM_THREADS": "1"} | launch.evaluator_environment(job, run_dir(job), "") | own
     container = {
-        **_container(names.EVALUATOR, evaluation.image or images.evaluator, command),
+        # The evaluators' own image may have a torch for CPUs.
+        **_container(names.EVALUATOR, evaluation.image or (images.trainer if gpu_count else images.evaluator), command),
         "env": [
             *_from_fields(fields),
             *_literal(variables, fields),
@@ -316,13 +320,14 @@ def evaluator(job: DistributedTrainingJob, uid: str, images: Images, colocated: 
         "resources": evaluation.resources,
     }
     base = _template(job, names.EVALUATOR, container, images, _shared_memory_size(evaluation.resources))
-    base["spec"]["affinity"] = {"nodeAffinity": _gpus(colocated)}
+    base["spec"]["affinity"] = {"nodeAffinity": _gpus(colocated or gpu_count > 0)}
     template = overlay(overlay(base, _selection(job)) if colocated else base, evaluation.template)
     template["spec"]["restartPolicy"] = "Never"
-    # Last of all, because the user's template may request GPUs, too.
-    template["spec"]["containers"] = [
-        _without_gpus(container, own_gpu) for container in template["spec"].get("containers") or []
-    ]
+    if not gpu_count:
+        # Last of all, because the user's template may request GPUs, too.
+        template["spec"]["containers"] = [
+            _without_gpus(container, own_gpu) for container in template["spec"].get("containers") or []
+        ]
     return _labelled(template, job, names.EVALUATOR)
 
 
@@ -495,8 +500,9 @@ def _template(
     }
     if images.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in images.pull_secrets]
-    if policy.priority_class_name:
-        spec["priorityClassName"] = policy.priority_class_name
+    of_role = job.spec.evaluation.priority_class_name if role == names.EVALUATOR else None
+    if priority_class := of_role or policy.priority_class_name:
+        spec["priorityClassName"] = priority_class
     if policy.scheduler_name:
         spec["schedulerName"] = policy.scheduler_name
     return {"metadata": {"labels": names.labels(job.metadata.name, role)}, "spec": spec}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from tandem.job.resource import Evaluators
 from tandem.processes.exitcode import ExitCode
 from tandem.wire.reasons import Reason
 from tandem_operator import kinds, names, pod_starts
@@ -133,6 +134,21 @@ def replacements(
             replica = replica_key(role, new.index)
             message = f"{replica} is replaced: {pod.name} {end}"
             yield KubeEvent(f"{role.capitalize()}Replaced", message, warning=lost, replica=replica)
+
+
+def fallback_events(pods: Sequence[Pod], new_pods: Iterable[NewPod], evaluators: Evaluators) -> Iterator[KubeEvent]:
+    """Events for new stand-ins.
+
+    Args:
+        pods: of all evaluators of the job.
+    """
+    for new in new_pods:
+        if new.index >= evaluators.replicas and not any(pod.index == new.index for pod in pods):
+            message = (
+                f"evaluator {new.index - evaluators.replicas} has waited for its GPUs for "
+                f"{evaluators.fallback_after_seconds:g} s; a pod on CPUs evaluates in its place until they are free"
+            )
+            yield KubeEvent("EvaluatorFallback", message, replica=replica_key(names.EVALUATOR, new.index))
 
 
 def _way_of(pod: Pod) -> str:

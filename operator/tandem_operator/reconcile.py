@@ -67,6 +67,7 @@ from tandem_operator.reasons import (
     PLACING_SECONDS,
     all_pods,
     backoff_for_rival,
+    fallback_events,
     name_taken,
     pod_problems,
     replacements,
@@ -74,6 +75,7 @@ from tandem_operator.reasons import (
 from tandem_operator.replicas import ReplicaPolicy, RolePlan
 from tandem_operator.reporting import JobProblem, events_between, status
 from tandem_operator.retry import incarnation
+from tandem_operator.stand_ins import have_evaluated, stand_ins
 from tandem_operator.workloads import JobQueue, Need, queue_problem, queue_view
 
 POLL_INTERVAL_SECONDS = 1.0, 5.0
@@ -112,7 +114,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     # Step 1: the objects that pods read or mount. New pods must wait while one of them cannot be written.
     required = _required_objects(inputs)
     colocated = objects.is_on_one_node(job, volumes)
-    endpoint, images = _endpoint(inputs), _pinned_images(images, workers)
+    endpoint, own_images, images = _endpoint(inputs), images, _pinned_images(images, workers)
 
     # Step 2: the workers. This plan comes before the lifecycle, which has to know the replicas that cannot start.
     queue = job_queue(inputs, workers)
@@ -133,7 +135,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     lifecycle = lifecycle_of(job, inputs.snapshot, inputs.nobody_trains, workers, worker_plan, evaluators, inputs.now)
     has_ended, trains = lifecycle.stage == "end", lifecycle.stage == "train"
     coordinator_plan = _coordinator_plan(inputs, images, colocated, lifecycle, workers, required)
-    evaluator_plan = _evaluator_plan(inputs, images, colocated, lifecycle, evaluators, required)
+    evaluator_plan = _evaluator_plan(inputs, own_images, colocated, lifecycle, evaluators, required)
 
     # Step 4: pods to delete. Those whose deletion was refused a moment ago are filtered out when the plan is made.
     delete: list[KubeObject] = [
@@ -171,7 +173,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
         with_token += replacements(names.WORKER, workers, worker_plan.create)
     # A quota that has room for some pods has it for the coordinator, without which nothing starts, and then for
     # workers. So evaluators come last.
-    create_pods += _new_evaluators(inputs, images, colocated, evaluator_plan)
+    create_pods += _new_evaluators(inputs, own_images, colocated, evaluator_plan)
     if _is_refused(inputs, names.COORDINATOR):
         # While the coordinator is refused, any other pod would take the room that it waits for.
         create_pods = [pod for pod in create_pods if pod["metadata"]["labels"][names.ROLE] == names.COORDINATOR]
@@ -206,6 +208,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
     new_status = new_status.model_copy(update={"queue": queue_view(job, queue, trains, now)})
     events = (
         *replacements(names.EVALUATOR, evaluators, evaluator_plan.create),
+        *fallback_events(evaluators, evaluator_plan.create, job.spec.evaluation),
         *with_token,
         *events_between(job.status or Status(), new_status, inputs.snapshot),
     )
@@ -425,7 +428,7 @@ def _new_evaluators(inputs: ReconcileInputs, images: Images, colocated: bool, pl
         objects.evaluator(
             inputs.job,
             inputs.uid,
-            _evaluator_template(inputs, images, colocated),
+            _evaluator_template(inputs, images, colocated, new.index),
             new,
             inputs.entropy_of(names.EVALUATOR, new.index),
         )
@@ -442,10 +445,11 @@ def _coordinator_template(inputs: ReconcileInputs, images: Images, colocated: bo
     )
 
 
-def _evaluator_template(inputs: ReconcileInputs, images: Images, colocated: bool) -> Template:
+def _evaluator_template(inputs: ReconcileInputs, images: Images, colocated: bool, index: int) -> Template:
     job, uid = inputs.job, inputs.uid
-    key = names.EVALUATOR, incarnation(job, uid), images, colocated
-    return inputs.memo.once(job.spec, key, lambda: objects.evaluator_template(job, uid, images, colocated))
+    on_cpus = index >= job.spec.evaluation.replicas
+    key = names.EVALUATOR, incarnation(job, uid), images, colocated, on_cpus
+    return inputs.memo.once(job.spec, key, lambda: objects.evaluator_template(job, uid, images, colocated, on_cpus))
 
 
 def _worker_template(inputs: ReconcileInputs, images: Images, endpoint: str) -> Template:
@@ -488,15 +492,17 @@ def _evaluator_plan(
     """Plan the pods of evaluators."""
     job = inputs.job
     if lifecycle.stage in ("train", "drain"):
-        digest = _evaluator_template(inputs, images, colocated).digest
+        needed, delay = stand_ins(evaluators, job.spec, inputs.now)
         policy = ReplicaPolicy(
-            indices=range(job.spec.evaluation.replicas if job.spec.evaluation.processes else 0),
-            is_current=lambda pod: pod.template == digest,
+            indices=[*range(job.spec.evaluation.replicas if job.spec.evaluation.processes else 0), *needed],
+            is_current=lambda pod: pod.template == _evaluator_template(inputs, images, colocated, pod.index).digest,
             # Before the drain, an evaluator that ended well took an earlier training's end for the end of this one.
             completes=lifecycle.stage == "drain",
             not_before=_not_before(inputs, names.EVALUATOR, required),
         )
-        return replicas.plan(evaluators, policy, inputs.now)
+        plan = replicas.plan(evaluators, policy, inputs.now)
+        delays = [seconds for seconds in (plan.requeue_after, delay) if seconds is not None]
+        return replace(plan, requeue_after=min(delays, default=None))
     if lifecycle.stage == "suspend":
         return RolePlan(delete=tuple(evaluators))
     # Evaluators learn from the run directory that training is over. They get time to finish the remaining checkpoints.
@@ -504,7 +510,9 @@ def _evaluator_plan(
     remaining = tuple(pod for pod in evaluators if not pod.ended)
     if until <= inputs.now:
         return RolePlan(delete=remaining)
-    return RolePlan(requeue_after=until - inputs.now if remaining else None)
+    # A pod that still waits for a GPU when its stand-in has finished has nothing left to do.
+    idle = [pod for pod in remaining if pod.placed is None and have_evaluated(evaluators, job.spec.evaluation)]
+    return RolePlan(delete=tuple(idle), requeue_after=until - inputs.now if remaining else None)
 
 
 def _ended_at(inputs: ReconcileInputs) -> float | None:

@@ -240,3 +240,39 @@ def test_a_program_evaluates_each_checkpoint_in_pods_without_a_gpu_and_its_best_
     assert "half=150 word=7" in logs
     assert "seven77" not in namespace("get", "configmap,dtj,pods", "-o", "json")
     namespace("delete", "dtj", "program")
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.full("operator", "evaluator")
+def test_evaluators_wait_for_gpus_beside_a_stand_in_and_take_them_when_they_are_free(
+    namespace: Namespace, operator: Operator, images: Images
+) -> None:
+    limits = {"nvidia.com/gpu": 4}
+    for name in ("first", "second"):
+        # All GPUs of both nodes, of which one is given back below.
+        holder = pod(name, [container("holder", images.operator, "sleep", "100000")])
+        holder["spec"]["containers"][0]["resources"] = {"limits": limits}
+        namespace("apply", "-f", "-", stdin=json.dumps(holder))
+    program = "import os, torch; from tandem.evaluation import checkpoints"
+    program += "\nfor one in checkpoints(): one.report(gpus=len(os.environ['CUDA_VISIBLE_DEVICES']))"
+    evaluators = {
+        "command": ["python", "-c", program],
+        "metric": "gpus",
+        "goal": "Maximize",
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+        "fallback": "CPU",
+        "fallbackAfterSeconds": 2,
+    }
+    job = Job(namespace, "spare")
+    job.apply(manifest("spare", trainer=LONG, evaluators=evaluators, checkpoint={"everySteps": 20}))
+    job.trains()
+    job.becomes(
+        lambda: (job.status.get("latestEvaluation") or {}).get("value") == 0.0, "a score of the stand-in", 120.0
+    )
+    assert "Insufficient nvidia.com/gpu" in job.describe()
+    assert "EvaluatorFallback" in job.describe()
+    assert len(job.live("evaluator")) == 2
+    namespace("delete", "pod", "first", "--grace-period=0")
+    job.becomes(lambda: (job.status.get("latestEvaluation") or {}).get("value") == 1.0, "a score on a GPU", 120.0)
+    job.becomes(lambda: len(job.live("evaluator")) == 1, "that the stand-in is gone")
+    namespace("delete", "dtj", "spare")

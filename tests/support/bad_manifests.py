@@ -559,6 +559,12 @@ CASES: tuple[BadManifest, ...] = (
     _spec("watch-alone", "evaluators: {watch: '*.pt'}", "needs a command", ".watch"),
     _spec("watch-elsewhere", "evaluators: {command: [python, score.py], watch: ../*.pt}", "", ".watch"),
     _spec("timeout-of-a-task", "evaluators: {timeoutSeconds: 60}", "belongs to a command", ".timeoutSeconds"),
+    _spec(
+        "precision-of-a-program",
+        "evaluators: {command: [python, score.py], precision: bfloat16}",
+        "a command chooses its own",
+        ".precision",
+    ),
     _spec("args-of-no-program", "evaluators: {args: [x]}", "args belong to a command", ".args"),
     _own_task("metric-of-a-task-without-a-goal", "evaluators: {metric: bleu}", "goal must say", ".metric"),
     _own_trainer("config-of-an-own-task", "config: {}", "all tasks take loop and parameters"),

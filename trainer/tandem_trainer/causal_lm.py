@@ -12,6 +12,7 @@ read from a data set of any size (tandem_trainer.data.sharded).
 
 import argparse
 import math
+from collections.abc import Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -143,14 +144,18 @@ class CausalLM(Task[CausalLMConfig]):
             "accuracy": Mean.from_samples(right, tokens),
         }
 
-    def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
-        """Complete a prompt."""
+    def complete(self, model: nn.Module, prompts: Mapping[int, str], options: Generate) -> list[str]:
+        """Complete prompts."""
         if options.chat:
             raise ConfigurationError(f"{FIELD}.chat: a model that is trained from the beginning has no chat template")
         assert isinstance(model, MiniGPT)
-        seed = options.seed + number
-        completion = write(model, self.tokenizer, prompt.encode(), options.max_tokens, options.temperature, seed)
-        return completion.decode(errors="replace")
+        count, temperature = options.max_tokens, options.temperature
+        return [
+            write(model, self.tokenizer, prompt.encode(), count, temperature, options.seed + number).decode(
+                errors="replace"
+            )
+            for number, prompt in prompts.items()
+        ]
 
     def tensor_plan(self, model: nn.Module, ranks: int) -> dict[str, str]:
         """Attention is split by heads."""
@@ -224,7 +229,7 @@ def write(model: MiniGPT, tokenizer: Tokenizer, prompt: bytes, count: int, tempe
     """Continue a text, token by token.
 
     Args:
-        model: in evaluation mode, on the CPU.
+        model: in evaluation mode.
         tokenizer: tokenizer that the model was trained with.
         prompt: text to continue; a line break if it is empty.
         count: number of tokens to write.
@@ -242,8 +247,9 @@ def write(model: MiniGPT, tokenizer: Tokenizer, prompt: bytes, count: int, tempe
     prompt_length = len(tokens)
     with torch.inference_mode():
         for _ in range(count):
-            context = torch.tensor([tokens[-model.shape.length :]])
-            logits = model(context)[0, -1].float()
+            context = torch.tensor([tokens[-model.shape.length :]], device=model.embedding.weight.device)
+            # Draws are the CPU's on any device.
+            logits = model(context)[0, -1].float().cpu()
             if temperature == 0:
                 tokens.append(int(logits.argmax()))
             else:

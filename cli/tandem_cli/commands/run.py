@@ -48,7 +48,15 @@ from tandem_cli.packing import CodeOption, Pack, packed_if_given, with_code
 from tandem_coordinator.prerequisites import local_site, unmet
 from tandem_launcher.local.child import last_lines
 from tandem_launcher.local.local_run import HOST, LocalRun, ProcessFactory, Requests
-from tandem_launcher.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
+from tandem_launcher.local.placement import (
+    Placement,
+    place,
+    refuse_unpinnable,
+    share_evaluator_gpus,
+    share_gpus,
+    usable_cores,
+    visible_gpus,
+)
 from tandem_launcher.local.prepare import HeldFolder, claim
 from tandem_launcher.slurm.jobs import forget_refusal
 from tandem_launcher.terminal import summary
@@ -191,8 +199,10 @@ class _Run:
         placement = self._place(cores)
         check_port(self._command.port)
         check_port(self._command.metrics_port or 0, "--metrics-port")
-        gpus, note = share_gpus(visible_gpus(dict(os.environ)), self._job)
-        self._notes += [note] if note else []
+        visible = visible_gpus(dict(os.environ))
+        gpus, note = share_gpus(visible, self._job)
+        evaluator_gpus, evaluator_note = share_evaluator_gpus(visible, gpus, self._job)
+        self._notes += [line for line in (note, evaluator_note) if line]
         self._notes += self._validate_machine(len(cores), gpus, fresh)
         if ignored := unused_fields(self._job):
             self._notes.append(f"not used on one machine: {', '.join(ignored)}")
@@ -204,7 +214,7 @@ class _Run:
         remember(self._path)
         forget_refusal(self._path)
         try:
-            return self._run_claimed(claimed, placement, len(cores), gpus)
+            return self._run_claimed(claimed, placement, len(cores), gpus, evaluator_gpus)
         finally:
             claimed.release()
 
@@ -222,7 +232,12 @@ class _Run:
         return [*deprecations(self._job), *(problem.message for problem in problems)]
 
     def _run_claimed(
-        self, claimed: HeldFolder, placement: Placement, cores: int, gpus: Sequence[str] | None
+        self,
+        claimed: HeldFolder,
+        placement: Placement,
+        cores: int,
+        gpus: Sequence[str] | None,
+        evaluator_gpus: Sequence[str],
     ) -> ExitCode:
         before = summary.result(claimed.run_dir)
         done = claimed.run_dir.done() is not None
@@ -247,7 +262,16 @@ class _Run:
         scratch = Path(tempfile.mkdtemp(prefix=f"tandem-{mark[:8]}-"))
         token = os.environ.get(TOKEN) or secrets.token_urlsafe(32)
         factory = ProcessFactory(
-            self._job, claimed.run_dir, token, mark, scratch, placement, cores, gpus, self._command.metrics_port
+            self._job,
+            claimed.run_dir,
+            token,
+            mark,
+            scratch,
+            placement,
+            cores,
+            gpus,
+            self._command.metrics_port,
+            evaluator_gpus,
         )
         if placement.shared:
             psutil.Process().cpu_affinity(list(placement.shared))
@@ -426,7 +450,8 @@ def unused_fields(job: DistributedTrainingJob) -> list[str]:
         "workers.template": bool(spec.workers.template),
         "coordinator": spec.coordinator != CoordinatorSpec(),
         "evaluators.image": spec.evaluation.image is not None,
-        "evaluators.resources": bool(spec.evaluation.resources),
+        "evaluators.resources": bool(spec.evaluation.resources) and not spec.evaluator_gpus,
+        "evaluators.priorityClassName": spec.evaluation.priority_class_name is not None,
         "evaluators.template": bool(spec.evaluation.template),
         "checkpoint.storage": storage.model_copy(update={**dict.fromkeys(BUCKET_FIELDS), "shared": True}) != Storage(),
         "checkpoint.storage.credentialsSecret": storage.credentials_secret is not None,

@@ -35,6 +35,9 @@ class Generate(Model):
     """Sampling seed: the same weights write the same again."""
     chat: bool = False
     """Whether a prompt is a user's message, and is put into the chat template of the model's tokenizer."""
+    batch: Annotated[int, Field(ge=1, le=MAX_COMPLETIONS)] = 1
+    """`pretrained` only: prompts that are completed at once, which a GPU does in about the time of one. They are padded
+    to one length, so a text may then depend on the prompts beside it."""
 
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule(

@@ -60,6 +60,14 @@ def container_resources(template: Mapping[str, Any], container: str) -> dict[str
     return resources
 
 
+def overridden_resources(
+    resources: ResourceMap, template: Mapping[str, Any], container: str
+) -> dict[str, dict[str, Any]]:
+    """Requests and limits of one container, overridden by those of a pod template."""
+    in_template = container_resources(template, container)
+    return {part: {**resources.get(part, {}), **in_template.get(part, {})} for part in ("limits", "requests")}
+
+
 def resources_by_container(template: Mapping[str, Any]) -> Iterator[tuple[Any, dict[str, dict[str, Any]]]]:
     """The name and the resources of each container of a pod template."""
     spec = template.get("spec")

@@ -15,9 +15,9 @@ from tandem.job.pod_template import (
     GROUP,
     Resources,
     Template,
-    container_resources,
     gpus,
     is_whole_number,
+    overridden_resources,
     processes_in_cel,
 )
 from tandem.job.stop_when import StopWhen
@@ -163,15 +163,15 @@ class Workers(Model):
     @property
     def asked(self) -> dict[str, dict[str, Any]]:
         """Resource requests and limits of a worker's container: `resources`, overridden by those of the template."""
-        in_template = container_resources(self.template, "worker")
-        return {part: {**self.resources.get(part, {}), **in_template.get(part, {})} for part in ("limits", "requests")}
+        return overridden_resources(self.resources, self.template, "worker")
 
 
 GOAL_REQUIRED = "goal must say whether more of this metric is better (Maximize) or less (Minimize)"
 
 
 class Evaluators(Model):
-    """CPU processes that evaluate checkpoints during training. Each takes a share of the evaluation data."""
+    """Processes that evaluate checkpoints during training, on CPUs unless `resources` has GPUs. Each takes a share of
+    the evaluation data."""
 
     replicas: Annotated[int, Field(ge=0, le=1_000)] = 1
     """Evaluator pods; 0 turns evaluation off."""
@@ -214,8 +214,18 @@ class Evaluators(Model):
     drain_seconds: Seconds = 600.0
     """Time without a new result after which the job ends, once training is complete. It waits for its evaluators as
     long as they make progress."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: a task's model is held and computed in it, in half the memory. Scores differ a little."""
     resources: Resources = {}
-    """Kubernetes resource requests and limits of one evaluator pod."""
+    """Kubernetes resource requests and limits of one evaluator pod. Its processes divide the GPUs in them."""
+    fallback: Literal["CPU"] | None = None
+    """`CPU`: while a pod waits for its GPUs for longer than fallbackAfterSeconds, one without GPUs evaluates in its
+    place. Default: checkpoints wait for a GPU."""
+    fallback_after_seconds: Annotated[float, Field(ge=0, le=86_400)] = 60.0
+    """Time that a pod waits for its GPUs before another one evaluates in its place (`fallback`)."""
+    priority_class_name: ObjectName | None = None
+    """Priority class of the evaluators' pods. With a low one they borrow GPUs that nobody else wants. Default: that of
+    runPolicy."""
     template: Template = {}
     """A pod template merged over the operator's own."""
 
@@ -237,6 +247,12 @@ class Evaluators(Model):
             "has(self.command) || !has(self.watch)",
             "watch needs a command, which evaluates what is found",
             "watch",
+        ),
+        Rule(
+            lambda e: e.command is None or e.precision == "float32",
+            "!has(self.command) || !has(self.precision) || self.precision == 'float32'",
+            "precision is that of a task's model; a command chooses its own",
+            "precision",
         ),
     )
 
@@ -533,6 +549,12 @@ class Spec(Model):
             for part, variables in parts.items()
             for index, variable in enumerate(variables)
         ]
+
+    @property
+    def evaluator_gpus(self) -> int:
+        """Number of GPUs of each evaluator pod."""
+        asked = overridden_resources(self.evaluation.resources, self.evaluation.template, "evaluator")
+        return sum(gpus(asked, self.workers.gpu_resource).values())
 
     @property
     def evaluation(self) -> Evaluators:

@@ -72,6 +72,7 @@ class ProcessFactory:
         scratch: a private folder for temporary files, removed at the end.
         cores: number of cores that the run may use.
         gpus: CUDA_VISIBLE_DEVICES of each replica; None leaves the variable unchanged.
+        evaluator_gpus: that of each replica of the evaluators; empty: they compute on CPUs.
         metrics_port: port on which the coordinator serves metrics without the token; None: no such port.
     """
 
@@ -84,6 +85,7 @@ class ProcessFactory:
     cores: int
     gpus: Sequence[str] | None = None
     metrics_port: int | None = None
+    evaluator_gpus: Sequence[str] = ()
 
     @property
     def port_file(self) -> Path:
@@ -121,10 +123,12 @@ class ProcessFactory:
         return self._process(name, command, variables, self.placement.of_worker(index))
 
     def evaluator(self, name: str) -> Process:
-        """Build an evaluator process: on CPUs, with one thread."""
+        """Build an evaluator process: with one thread, and the GPUs of its replica."""
         replica, _, index = name.rpartition("-")
         own = launch.evaluator_environment(self.job, self.run_dir.path.resolve(), replica)
-        variables = inherited(os.environ, self.scratch) | {"OMP_NUM_THREADS": "1"} | own | {"CUDA_VISIBLE_DEVICES": ""}
+        gpus = self.evaluator_gpus[int(replica.rpartition("-")[2])] if self.evaluator_gpus else ""
+        variables = inherited(os.environ, self.scratch) | {"OMP_NUM_THREADS": "1"} | own
+        variables["CUDA_VISIBLE_DEVICES"] = gpus
         command = launch.evaluator_command(int(index))
         return self._process(name, command, variables, self.placement.shared)
 

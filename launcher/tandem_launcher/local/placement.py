@@ -140,3 +140,22 @@ def share_gpus(gpus: Sequence[str], job: DistributedTrainingJob) -> tuple[list[s
             note += f" (--set spec.workers.replicas={fits} would use the GPU)"
         return [""] * workers, note
     return [",".join(gpus[index * processes : (index + 1) * processes]) for index in range(workers)], ""
+
+
+def share_evaluator_gpus(
+    gpus: Sequence[str], of_workers: Sequence[str] | None, job: DistributedTrainingJob
+) -> tuple[list[str], str]:
+    """CUDA_VISIBLE_DEVICES of each replica of the evaluators, none where they compute on CPUs; and a line for the user.
+
+    Args:
+        gpus: names of this machine's GPUs.
+        of_workers: what `share_gpus` gave to the workers.
+    """
+    replicas, count = job.spec.evaluation.replicas, job.spec.evaluator_gpus
+    if not count or not replicas:
+        return [], ""
+    used = {name for share in of_workers or [] for name in share.split(",")}
+    unused = [name for name in gpus if name not in used]
+    if len(unused) < count * replicas:
+        return [], f"{len(unused)} GPUs are left for evaluators, which ask for {count * replicas}; they compute on CPUs"
+    return [",".join(unused[index * count : (index + 1) * count]) for index in range(replicas)], ""

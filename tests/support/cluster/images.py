@@ -36,7 +36,7 @@ from tests.support.cluster.machine.places import CACHE, KUBECONFIG, REGISTRY
 GIVEN = "TANDEM_IMAGES"
 ROOMS = {
     "operator": ("core", "coordinator", "operator"),
-    "trainer": ("core", "trainer"),
+    "trainer": ("core", "trainer", "evaluator"),
     "evaluator": ("core", "trainer", "evaluator"),
 }
 """Which folders of code each image holds."""

@@ -14,6 +14,7 @@ from tandem.confidence import mean_interval, share_interval
 from tandem.evaluation import Mean
 from tandem.job.tasks import Data, ImageParameters
 from tandem_evaluator import evaluation
+from tandem_evaluator.device import Compute
 from tandem_evaluator.evaluation import Evaluation, validation_counts
 from tandem_evaluator.result import MAX_WRONG, MergedResult, ShardResult, merge
 from tandem_evaluator.scoring import UnusableCheckpoint
@@ -168,3 +169,40 @@ def test_large_images_come_in_small_batches() -> None:
     samples = data.Samples(torch.zeros(20, 1, 512, 512), torch.zeros(20, dtype=torch.int64), classes=10)
     assert Evaluation(samples, Sizes()).run({}, 0, 1).samples == 20
     assert max(seen) <= evaluation.MAX_VALUES
+
+
+class _Resident(Compute):
+    """A device on which models stay, as on a GPU."""
+
+    is_gpu = True
+
+
+def test_a_resident_model_gets_the_weights_in_place_and_scores_as_one_on_a_cpu() -> None:
+    subject = Evaluation.load(DIGITS, _Resident(torch.device("cpu")))
+    model = subject._model
+    places = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    for seed in (0, 1):
+        assert merged(subject, 2, weights(seed)) == merged(Evaluation.load(DIGITS), 2, weights(seed))
+        assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == places
+    with pytest.raises(UnusableCheckpoint, match="not those of the job's model"):
+        subject.run({"head.weight": torch.zeros(3)}, 0, 1)
+    assert merged(subject, 1, weights(2)) == merged(Evaluation.load(DIGITS), 1, weights(2))
+
+
+def test_bfloat16_scores_nearly_the_same() -> None:
+    exact = merged(Evaluation.load(DIGITS), 2, weights())
+    rounded = merged(Evaluation.load(DIGITS, Compute(torch.device("cpu"), "bfloat16")), 2, weights())
+    assert exact.metrics.loss is not None
+    assert rounded.metrics.loss == pytest.approx(exact.metrics.loss, rel=0.02)
+    assert rounded.metrics.accuracy == pytest.approx(exact.metrics.accuracy, abs=0.02)
+
+
+def test_a_gpu_with_too_little_memory_cannot_use_the_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Evaluation.load(DIGITS)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB. More.")
+
+    monkeypatch.setattr(subject, "_tally", full)
+    with pytest.raises(UnusableCheckpoint, match=r"too little memory: CUDA out of memory, Tried to allocate 1.00 GiB;"):
+        subject.run(weights(), 0, 1)

@@ -5,8 +5,16 @@ import os
 import pytest
 
 from tandem.errors import UserError
-from tandem.job.resource import DistributedTrainingJob
-from tandem_launcher.local.placement import Placement, place, refuse_unpinnable, share_gpus, usable_cores, visible_gpus
+from tandem.job.resource import DistributedTrainingJob, Evaluators
+from tandem_launcher.local.placement import (
+    Placement,
+    place,
+    refuse_unpinnable,
+    share_evaluator_gpus,
+    share_gpus,
+    usable_cores,
+    visible_gpus,
+)
 from tests.support import manifests
 from tests.support.manifests import images
 
@@ -112,3 +120,13 @@ def test_no_gpu_is_worth_a_line_only_where_one_was_asked_for() -> None:
     shares, line = share_gpus([], job(2, gpus=1))
     assert shares is None
     assert "no GPU" in line
+
+
+def test_evaluators_get_the_gpus_that_workers_leave_and_otherwise_compute_on_cpus() -> None:
+    evaluators = {"replicas": 2, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    asking = job(1).model_copy(update={"spec": job(1).spec.model_copy(update={"evaluators": Evaluators(**evaluators)})})
+    assert share_evaluator_gpus(["0", "1", "2"], ["0"], asking) == (["1", "2"], "")
+    assert share_evaluator_gpus(["0", "1"], [""], asking) == (["0", "1"], "")
+    shares, line = share_evaluator_gpus(["0", "1"], ["0"], asking)
+    assert (shares, line) == ([], "1 GPUs are left for evaluators, which ask for 2; they compute on CPUs")
+    assert share_evaluator_gpus(["0", "1"], ["0"], job(1)) == ([], "")

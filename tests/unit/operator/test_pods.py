@@ -98,10 +98,25 @@ def test_a_template_of_the_users_is_laid_over_ours() -> None:
     ]
 
 
-def test_an_evaluator_never_holds_a_gpu() -> None:
-    of = job(evaluators={"resources": {"limits": {"nvidia.com/gpu": 1, "cpu": "2"}}})
-    container = pods_of(decided(of, Children()))["evaluator 0"]["containers"][0]
-    assert container["resources"] == {"limits": {"cpu": "2"}}
+GPU = {"resources": {"limits": {"nvidia.com/gpu": 2, "cpu": "2"}}, "priorityClassName": "spare"}
+
+
+def test_an_evaluator_has_the_gpus_that_it_asks_for_and_an_image_that_can_use_them() -> None:
+    pod = pods_of(decided(job(evaluators=GPU, runPolicy={"priorityClassName": "high"}), Children()))["evaluator 0"]
+    container = pod["containers"][0]
+    values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (container["resources"], container["image"]) == (GPU["resources"], IMAGES.trainer)
+    assert (values["TANDEM_EVALUATOR_GPUS"], "CUDA_VISIBLE_DEVICES" in values) == ("2", False)
+    assert pod["priorityClassName"] == "spare"
+
+
+def test_one_that_asks_for_none_sees_none() -> None:
+    of = job(evaluators={"resources": {"limits": {"cpu": "2"}}}, runPolicy={"priorityClassName": "high"})
+    pod = pods_of(decided(of, Children()))["evaluator 0"]
+    container = pod["containers"][0]
+    values = {variable["name"]: variable.get("value") for variable in container["env"]}
+    assert (container["image"], pod["priorityClassName"]) == (IMAGES.evaluator, "high")
+    assert (values["CUDA_VISIBLE_DEVICES"], values["NVIDIA_VISIBLE_DEVICES"]) == ("", "void")
 
 
 def test_a_coordinator_prefers_a_node_without_gpus_and_one_that_has_not_lost_its_forerunner() -> None:
@@ -450,7 +465,7 @@ def test_an_evaluators_pod_has_its_own_image_and_variables_besides_those_of_the_
     assert values["BOTH"] == "of the evaluators"
     assert values["MOVED"] == values["HUB"] == {"secretKeyRef": {"name": "hub", "key": "token", "optional": False}}
     assert values["OMP_NUM_THREADS"] == "4"
-    assert values["CUDA_VISIBLE_DEVICES"] == "", "it never holds a GPU"
+    assert values["CUDA_VISIBLE_DEVICES"] == "", "it has none"
     assert values["TANDEM_RUN_DIR"] != "/elsewhere"
 
 

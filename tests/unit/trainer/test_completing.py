@@ -45,18 +45,25 @@ def test_it_takes_the_most_likely_token_each_time_whatever_was_drawn_before(task
         for seed in (1, 2):
             torch.manual_seed(seed)
             state = torch.get_rng_state()
-            assert task.complete(model, "The import statement", 0, options()) == expected
+            assert task.complete(model, {0: "The import statement"}, options()) == [expected]
             assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_a_drawn_text_follows_from_seed_and_number_alone(task: FineTuning, model: Any) -> None:
     def drawn(number: int, seed: int = 5) -> str:
-        return task.complete(model, "A loop", number, options(temperature=1.0, seed=seed, maxTokens=16))
+        (text,) = task.complete(model, {number: "A loop"}, options(temperature=1.0, seed=seed, maxTokens=16))
+        return text
 
     first = drawn(0)
     torch.rand(7)
     assert drawn(0) == first
     assert len({first, drawn(1), drawn(2), drawn(0, seed=99)}) == 4
+
+
+def test_prompts_of_a_batch_are_completed_as_each_alone(task: FineTuning, model: Any) -> None:
+    prompts = {0: "A loop", 3: "The import statement finds a module", 4: "Names", 7: "x = 1"}
+    alone = [text for number, prompt in prompts.items() for text in task.complete(model, {number: prompt}, options())]
+    assert task.complete(model, prompts, options(batch=4)) == alone
 
 
 def test_the_end_of_a_turn_ends_the_text(task: FineTuning, model: Any) -> None:
@@ -66,7 +73,7 @@ def test_the_end_of_a_turn_ends_the_text(task: FineTuning, model: Any) -> None:
         model.lm_head.weight[end] = 0
         hidden = model.model(input_ids=torch.tensor([task.tokenizer("A loop")["input_ids"]])).last_hidden_state[0, -1]
         model.lm_head.weight[end] = 100 * hidden
-        assert task.complete(model, "A loop", 0, options()) == ""
+        assert task.complete(model, {0: "A loop"}, options()) == [""]
         model.lm_head.weight.copy_(kept)
 
 
@@ -79,9 +86,9 @@ def test_a_chat_prompt_stands_in_the_template(task: FineTuning) -> None:
 
 def test_a_prompt_that_is_too_long_loses_its_beginning_and_no_room_is_refused(task: FineTuning, model: Any) -> None:
     long = "The import statement finds a module. " * 60
-    assert task.complete(model, long, 0, options()) == task.complete(model, "x" * 500 + long, 0, options())
+    assert task.complete(model, {0: long}, options()) == task.complete(model, {0: "x" * 500 + long}, options())
     with pytest.raises(ConfigurationError, match="maxTokens: 128 leaves no room for a prompt in the 128 positions"):
-        task.complete(model, "A loop", 0, options(maxTokens=128))
+        task.complete(model, {0: "A loop"}, options(maxTokens=128))
 
 
 def test_a_model_without_a_chat_template_has_no_chat() -> None:
@@ -89,7 +96,7 @@ def test_a_model_without_a_chat_template_has_no_chat() -> None:
         tokens_of(tokenizer(chat=False), "Who?", options(chat=True))
     small = CausalLM(SmallConfig())
     with pytest.raises(ConfigurationError, match="trained from the beginning has no chat template"):
-        small.complete(small.model(), "Who?", 0, options(chat=True))
+        small.complete(small.model(), {0: "Who?"}, options(chat=True))
 
 
 def test_prompts_come_from_a_file_of_lines_or_of_json(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ micro-batch; over all rows it is the mean over tokens (docs/decisions/0041-packi
 import logging
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -404,9 +404,9 @@ class FineTuning(Task[FineTuningConfig]):
         """Whether the metrics include bits per byte."""
         return self._token_bytes is not None
 
-    def complete(self, model: nn.Module, prompt: str, number: int, options: Generate) -> str:
-        """Complete a prompt."""
-        return complete(model, self.tokenizer, self._end_tokens, prompt, number, options)
+    def complete(self, model: nn.Module, prompts: Mapping[int, str], options: Generate) -> list[str]:
+        """Complete prompts."""
+        return complete(model, self.tokenizer, self._end_tokens, prompts, options)
 
     @cached_property
     def _end_tokens(self) -> list[int]:
