@@ -16,7 +16,7 @@ import yaml
 
 from tests.support.cluster.background import Background
 from tests.support.cluster.machine import certificates
-from tests.support.cluster.machine.places import OUTSIDE, PKI
+from tests.support.cluster.machine.places import KUBECONFIG, OUTSIDE, PKI
 from tests.support.cluster.operated import established, kubectl
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Manifest, Namespace
@@ -31,13 +31,25 @@ PORT = 9443
 KINDS = ("Pod", "ClusterQueue", "ResourceFlavor", "Workload", "Cohort")
 """Whose webhooks are registered; the others are of kinds that are not there."""
 SERVING = "Serving webhook server"
-ITS_OWN_ETC = """
-mount -t tmpfs tmpfs /etc
-mkdir -p /etc/kueue/metrics
-cp -r "$0" /etc/kueue/metrics/certs
-exec "$@"
+VISIBILITY = "v1beta2.visibility.kueue.x-k8s.io"
+"""Name of the API that knows the places in queues."""
+VISIBILITY_PORT = 9444
+ITS_OWN_ROOT = """
+root=$0 certificates=$1
+shift
+mount -t tmpfs tmpfs "$root"
+for entry in /*; do
+    if [ -L "$entry" ]; then cp -P "$entry" "$root"
+    elif [ -d "$entry" ] && [ "$entry" != /etc ]; then mkdir "$root$entry" && mount --rbind "$entry" "$root$entry"
+    fi
+done
+mkdir -p "$root/etc/kueue/metrics"
+cp -r "$certificates" "$root/etc/kueue/metrics/certs"
+cp -r "$certificates" "$root/visibility"
+exec chroot "$root" "$@"
 """
-"""Where it looks for a certificate for its metrics cannot be told, and this machine's /etc is not touched."""
+"""Where it looks for certificates for its metrics and its visibility API cannot be told, and this machine's root and
+/etc are not touched."""
 
 
 class Kueue(Background):
@@ -65,12 +77,16 @@ def running(kueue: Pinned, folder: Path) -> Iterator[Kueue]:
     for crd in crds:
         established("-f", str(crd))
     try:
-        with _process(binary, folder) as process:
+        with _process(binary, folder, kueue is NEWEST) as process:
+            registered = [*hooks, *(_visible() if kueue is NEWEST else ())]
             try:
-                kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(hooks))
+                kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(registered))
+                if kueue is NEWEST:
+                    kubectl("wait", "--for=condition=Available", f"apiservice/{VISIBILITY}", "--timeout=60s")
                 yield process
             finally:
-                kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(hooks))
+                # A namespace cannot go while an API is registered that nobody serves.
+                kubectl("delete", "--ignore-not-found", "-f", "-", stdin=yaml.safe_dump_all(registered))
                 # As long as it runs, which lets go of them.
                 for kind in ("workloads", "localqueues", "clusterqueues", "resourceflavors"):
                     kubectl("delete", f"{kind}.kueue.x-k8s.io", "--all", "--all-namespaces", "--timeout=60s")
@@ -95,13 +111,31 @@ def queue(namespace: Namespace, name: str, quota: Mapping[str, str]) -> None:
                 "preemption": {"withinClusterQueue": "LowerPriority"},
             },
         },
-        {
-            "kind": "LocalQueue",
-            "metadata": {"name": name, "namespace": namespace.name},
-            "spec": {"clusterQueue": whole},
-        },
     ]
     kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all({"apiVersion": API, **one} for one in objects))
+    local_queue(namespace, name, whole)
+
+
+def local_queue(namespace: Namespace, name: str, of: str) -> None:
+    """A queue of a namespace in front of a ClusterQueue."""
+    whole = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": of}}
+    namespace("apply", "-f", "-", stdin=yaml.safe_dump({"apiVersion": API, **whole}))
+
+
+def workload(name: str, queue: str, requests: Mapping[str, str], priority: int) -> Manifest:
+    """A Workload of one pod that nobody makes, for its quota alone."""
+    container = {"name": "main", "image": "none", "resources": {"requests": dict(requests), "limits": dict(requests)}}
+    template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    return {
+        "apiVersion": API,
+        "kind": "Workload",
+        "metadata": {"name": name},
+        "spec": {
+            "queueName": queue,
+            "priority": priority,
+            "podSets": [{"name": "main", "count": 1, "template": template}],
+        },
+    }
 
 
 def programs() -> list[Path]:
@@ -113,8 +147,29 @@ def programs() -> list[Path]:
     return [kueue.program("kueue", "cmd/kueue") for kueue in (OLDEST, NEWEST)]
 
 
+def _visible() -> list[Manifest]:
+    """The visibility API of a Kueue that is no Service. The oldest one serves it only from within a pod."""
+    name = {"name": "kueue-visibility", "namespace": "default"}
+    version, group = VISIBILITY.split(".", 1)
+    spec: Manifest = {"group": group, "version": version, "groupPriorityMinimum": 100, "versionPriority": 100}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": name,
+            "spec": {"type": "ExternalName", "externalName": OUTSIDE},
+        },
+        {
+            "apiVersion": "apiregistration.k8s.io/v1",
+            "kind": "APIService",
+            "metadata": {"name": VISIBILITY},
+            "spec": {**spec, "insecureSkipTLSVerify": True, "service": {**name, "port": VISIBILITY_PORT}},
+        },
+    ]
+
+
 @contextmanager
-def _process(binary: Path, folder: Path) -> Iterator[Kueue]:
+def _process(binary: Path, folder: Path, is_visible: bool) -> Iterator[Kueue]:
     certificates.issue("kueue", "/CN=kueue", [f"IP:{OUTSIDE}"])
     serving = folder / "certificates"
     serving.mkdir()
@@ -132,8 +187,14 @@ def _process(binary: Path, folder: Path) -> Iterator[Kueue]:
         "integrations": {"frameworks": ["pod"]},
     }
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
-    command: list[str | Path] = ["unshare", "--mount", "sh", "-ec", ITS_OWN_ETC, serving]
-    command += [binary, f"--config={folder / 'settings.yaml'}", "--feature-gates=VisibilityOnDemand=false"]
+    root = folder / "root"
+    root.mkdir()
+    command: list[str | Path] = ["unshare", "--mount", "sh", "-ec", ITS_OWN_ROOT, root, serving]
+    command += [binary, f"--config={folder / 'settings.yaml'}"]
+    if is_visible:
+        command += [f"--kubeconfig={KUBECONFIG}", f"--visibility-server-port={VISIBILITY_PORT}"]
+    else:
+        command.append("--feature-gates=VisibilityOnDemand=false")
     with Kueue(command, folder / "kueue.log") as process:
         process.start()
         yield process

@@ -14,6 +14,8 @@ COMPONENTS = {
     "proxy": "/CN=system:kube-proxy",
 }
 """Who speaks to the API server, and as whom."""
+FRONT_PROXY = "front-proxy"
+"""As whom the API server speaks to the servers of aggregated APIs."""
 
 
 def make() -> None:
@@ -27,6 +29,7 @@ def make() -> None:
     names = ["kubernetes", "kubernetes.default", SERVICE, f"{SERVICE}.{DOMAIN}", "localhost"]
     addresses = ["127.0.0.1", API, API_SERVICE]
     issue("apiserver", "/CN=kube-apiserver", [f"DNS:{name}" for name in names] + [f"IP:{one}" for one in addresses])
+    issue(FRONT_PROXY, f"/CN={FRONT_PROXY}")
     for name, subject in COMPONENTS.items():
         issue(name, subject)
         kubeconfig(name)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.support.cluster.machine.certificates import FRONT_PROXY
 from tests.support.cluster.machine.kubectl import Kubectl
 from tests.support.cluster.machine.network import INSIDE
 from tests.support.cluster.machine.places import API, AUDIT, DOMAIN, PKI, POD_CIDR, SERVICE_CIDR, STATE
@@ -99,6 +100,13 @@ class ControlPlane:
             f"--kubelet-client-key={PKI}/admin.key",
             "--kubelet-preferred-address-types=InternalIP",
             "--allow-privileged",
+            f"--requestheader-client-ca-file={PKI}/ca.crt",
+            f"--requestheader-allowed-names={FRONT_PROXY}",
+            "--requestheader-username-headers=X-Remote-User",
+            "--requestheader-group-headers=X-Remote-Group",
+            "--requestheader-extra-headers-prefix=X-Remote-Extra-",
+            f"--proxy-client-cert-file={PKI}/{FRONT_PROXY}.crt",
+            f"--proxy-client-key-file={PKI}/{FRONT_PROXY}.key",
             f"--audit-policy-file={policy}",
             f"--audit-log-path={AUDIT}",
         )
