@@ -2,6 +2,7 @@
 
     charts/tandem/files/rights.yaml         permissions of the operator, from tandem_operator.rbac
     charts/tandem/files/rights-queues.yaml  its permissions to read flavors and priority classes
+    charts/tandem/files/rights-waits.yaml   its permissions to read places in queues, and who has their quota
     charts/tandem/files/rights-lease.yaml   its permissions in the namespace of its Lease
     charts/tandem/README.md                 every value with its default and meaning, from values.yaml and its comments
 
@@ -17,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rbac import lease_rules, queue_rules, rules
+from tandem_operator.rbac import lease_rules, queue_rules, rules, wait_rules
 
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "charts" / "tandem"
@@ -72,6 +73,7 @@ def values_page() -> str:
 FILES: Mapping[str, Callable[[], str]] = {
     "charts/tandem/files/rights.yaml": lambda: rights_file(rules()),
     "charts/tandem/files/rights-queues.yaml": lambda: rights_file(queue_rules()),
+    "charts/tandem/files/rights-waits.yaml": lambda: rights_file(wait_rules()),
     "charts/tandem/files/rights-lease.yaml": lambda: rights_file(lease_rules()),
     "charts/tandem/README.md": values_page,
 }

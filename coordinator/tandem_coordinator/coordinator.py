@@ -18,6 +18,7 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir import records
 from tandem.rundir.layout import RunDir
 from tandem.wire.protocol import Answer, Membership, Sync
+from tandem.wire.queue_view import QueueView
 from tandem.wire.reasons import Reason
 from tandem.wire.status import Snapshot, Status, Troubles, with_cause
 from tandem_coordinator import failures, group_state, membership
@@ -138,6 +139,8 @@ class Coordinator:
         self._troubles = TroubleWatch(self._history.report, elasticity.heartbeat_seconds)
         self._save_requested: set[str] = set()
         self._observed = Observed()
+        self.queue: QueueView | None = None
+        """The queue of the job, as the operator has reported it."""
         self._is_code_missing = (code := job.spec.trainer.code) is not None and not rundir.pack(code).exists()
         if code is not None:
             self._history.report(f"code {code}{', which has not arrived yet' if self._is_code_missing else ''}", "info")
@@ -320,7 +323,7 @@ class Coordinator:
             {"message": WAITS_FOR_CODE} if self._is_code_missing and computed.message is None else {}
         )
         updates |= {"troubles": self._troubles.troubles, "restarts": self._history.all_restarts}
-        updates["ledger"] = self._ledger.ledger
+        updates |= {"ledger": self._ledger.ledger, "queue": self.queue}
         return computed.model_copy(update=updates)
 
     async def _wait_until_recorded(self, replica: str) -> None:

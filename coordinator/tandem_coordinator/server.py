@@ -19,10 +19,12 @@ from tandem.wire.protocol import (
     CODE_PATH,
     MAX_BODY_BYTES,
     PROTOCOL_HEADERS,
+    QUEUE_PATH,
     Answer,
     Sync,
     Target,
 )
+from tandem.wire.queue_view import QueueView
 from tandem_coordinator.code_intake import CodeIntake
 from tandem_coordinator.coordinator import Coordinator
 from tandem_coordinator.page.routes import LivePage
@@ -61,6 +63,7 @@ def application(coordinator: Coordinator, token: str, rundir: RunDir, digest: st
         [
             web.post("/v1/sync", server.sync),
             web.post("/v1/target", server.target),
+            web.post(QUEUE_PATH, server.queue),
             web.get("/status", server.status),
             web.get(BRIEF_PATH, server.brief),
             web.get(CODE_PATH + "/{digest}", code.get),
@@ -116,6 +119,10 @@ class _Server:
             return web.json_response({"replicas": await self._coordinator.retarget(target.replicas)})
         except TimeoutError:
             raise web.HTTPServiceUnavailable(text="the number of replicas cannot be written to the disk") from None
+
+    async def queue(self, request: web.Request) -> web.Response:
+        self._coordinator.queue = await _body(request, QueueView)
+        return web.json_response({})
 
     async def status(self, _: web.Request) -> web.Response:
         return web.json_response(self._coordinator.snapshot().dump())

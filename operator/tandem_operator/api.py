@@ -7,7 +7,7 @@ that discovers the server's kinds before the first request, and the paths of sev
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Self
@@ -266,6 +266,28 @@ class ApiServer:
         query = {"fieldSelector": f"involvedObject.uid={uid}", "limit": str(MAX_EVENTS)}
         listing = await self._request("GET", kinds.EVENT.path(namespace), query)
         return [event for event in listing.get("items") or [] if isinstance(event, dict)]
+
+    async def pending_workloads(self, queues: Iterable[tuple[str, str]]) -> list[Object]:
+        """Read the places of the Workloads that wait in LocalQueues, from Kueue's visibility API; none of a queue that
+        Kueue does not know.
+
+        Args:
+            queues: namespace and name of each.
+
+        Raises:
+            Unavailable, RequestRefused: a request failed; with code 404 if the cluster does not have that API.
+        """
+        kind = kinds.VISIBLE_QUEUE
+        await self._discover(kind.group)
+        items: list[Any] = []
+        for namespace, queue in queues:
+            try:
+                answer = await self._request("GET", self._served(kind).path(namespace, queue, "pendingworkloads"))
+                items += answer.get("items") or []
+            except RequestRefused as error:
+                if error.code != 404:
+                    raise
+        return [item for item in items if isinstance(item, dict)]
 
     async def terminate(self, kind: Kind, namespace: str, name: str, uid: str, annotations: Object) -> None:
         """Have the kubelet terminate all containers of a pod, if it still has this UID. The pod and its logs stay.

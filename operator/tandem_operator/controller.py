@@ -38,7 +38,7 @@ from tandem_operator.observed import Children, observe
 from tandem_operator.operator_metrics import OperatorMetrics, holding
 from tandem_operator.plan import ReconcileInputs, ReconcilePlan
 from tandem_operator.pods import Images
-from tandem_operator.queueing import QueueingReader
+from tandem_operator.queueing import QueueingReader, QueueUsageReader
 from tandem_operator.reasons import name_taken
 from tandem_operator.reconcile import DEFAULT_VOLUMES, TRANSITION_SECONDS, is_owned, reconcile, status_interval
 from tandem_operator.reporting import JobProblem, KubeEvent
@@ -118,6 +118,7 @@ class Controller:
         self._memories: dict[Key, JobMemory] = {}
         self._claimants = Claimants(cache, self._memory)
         self.queueing = QueueingReader(api, lambda: cache.served.get(kinds.WORKLOAD, False))
+        self.queue_usage = QueueUsageReader(api)
 
     async def run(self) -> None:
         """Reconcile jobs until cancelled."""
@@ -160,6 +161,7 @@ class Controller:
             self._memories.pop(key, None)
             self._coordinators.forget(key)
             self._metrics.forget(key)
+            self.queue_usage.note(key, "")
             return None
         uid = body["metadata"]["uid"]
         memory = self._memory(key, uid)
@@ -209,6 +211,7 @@ class Controller:
             answering=self._coordinators.answering,
             peers=self._peers,
             queueing=self.queueing.latest if self._cache.served.get(kinds.WORKLOAD) else None,
+            queue_usage=self.queue_usage.latest,
             has_pod_groups=self._cache.served.get(kinds.WORKLOAD) is False or self.queueing.is_allowed is False,
             token_digest=token_digest(tokens.token(self._key, uid)),
             now=time.time(),
@@ -243,7 +246,9 @@ class Controller:
             plan = replace(third, events=(*happened, *new_events))
 
         wrote = await self._write_status(key, job, plan, memory)
-        self._metrics.holds(key, holding(plan.status, job.spec.workers))
+        self._metrics.holds(key, holding(plan.status, job.spec))
+        self.queue_usage.note(key, plan.waits_in)
+        await self._coordinators.report_queue(key, snapshot, plan.status.queue)
         if plan.expired:
             log.info("event=expired job=%s/%s", *key)
             await self._api.delete(kinds.JOB, *key, uid)

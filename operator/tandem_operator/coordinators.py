@@ -1,4 +1,4 @@
-"""The client of the coordinators: reads the status of jobs, and sets their replica targets.
+"""The client of the coordinators: reads the status of jobs, sets their replica targets, and tells them of the queue.
 
 The operator polls the coordinator at the address of the job's own pod, and only the pod's owner reference makes it the
 job's: a pod that somebody creates with the labels of another job's coordinator is not polled, and does not get the
@@ -20,7 +20,8 @@ from tandem.formatting import parse_rfc3339, rfc3339
 from tandem.job.resource import DistributedTrainingJob
 from tandem.model import Model, WholeNumber
 from tandem.processes.launch import endpoint
-from tandem.wire.protocol import BRIEF_PATH, MAX_BRIEF_BYTES, PROTOCOL_HEADERS, Target
+from tandem.wire.protocol import BRIEF_PATH, MAX_BRIEF_BYTES, PROTOCOL_HEADERS, QUEUE_PATH, Target
+from tandem.wire.queue_view import QueueView
 from tandem.wire.status import GenerationView, Snapshot, Status
 from tandem_operator import pods, tokens
 from tandem_operator.bounded import cost
@@ -99,21 +100,31 @@ class Coordinators:
 
     async def set_target(self, endpoint: str, token: str, replicas: int) -> bool:
         """Set the replica target; returns whether the coordinator accepted it."""
+        return await self._post(endpoint, "/v1/target", token, Target(replicas=replicas)) == 200
+
+    async def report_queue(self, endpoint: str, token: str, view: QueueView) -> bool:
+        """Send the queue of the job; returns whether the coordinator knows such reports: one of the version before does
+        not."""
+        return await self._post(endpoint, QUEUE_PATH, token, view) != 404
+
+    async def _post(self, endpoint: str, path: str, token: str, body: Model) -> int | None:
+        """Send something; returns the status code of the answer, None if there is no readable one."""
         assert self._session is not None
-        body, headers = Target(replicas=replicas).dump(), _headers(token)
-        url = f"http://{endpoint}/v1/target"
+        url = f"http://{endpoint}{path}"
         try:
-            async with self._session.post(url, json=body, headers=headers, allow_redirects=False) as answer:
+            async with self._session.post(
+                url, json=body.dump(), headers=_headers(token), allow_redirects=False
+            ) as answer:
                 if answer.status != 200:
                     reason = (await _read(answer, MAX_REFUSAL_BYTES)).decode(errors="replace")[:MAX_ERROR_LENGTH]
-                    log.warning("event=target-refused endpoint=%s why=%r", endpoint, reason)
-                return answer.status == 200
+                    log.warning("event=report-refused endpoint=%s path=%s why=%r", endpoint, path, reason)
+                return answer.status
         except UnreadableAnswer as error:
-            log.warning("event=target-refused endpoint=%s why=%r", endpoint, str(error))
-            return False
+            log.warning("event=report-refused endpoint=%s path=%s why=%r", endpoint, path, str(error))
+            return None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             log.debug("event=coordinator-silent endpoint=%s error=%r", endpoint, error)
-            return False
+            return None
 
     async def _get(self, url: str, token: str) -> bytes:
         """The whole body of an answer.
@@ -225,6 +236,8 @@ class _JobCoordinator:
     is_unreadable: bool = False
     """Whether the last answer could not be read."""
     idle: Idle | None = None
+    ignores_queue: str = ""
+    """Endpoint of a coordinator that does not know reports of the queue."""
     clock: float = 0.0
     """Seconds by which the coordinator's clock is ahead of the operator's."""
 
@@ -286,6 +299,16 @@ class JobCoordinators:
             await self._coordinators.set_target(
                 coordinator.endpoint, tokens.token(self._key, coordinator.uid), replicas
             )
+
+    async def report_queue(self, key: Key, snapshot: Snapshot | None, view: QueueView | None) -> None:
+        """Send the queue of the job to the coordinator that was polled last, if its answer has another one."""
+        coordinator = self._coordinators_by_job.get(key)
+        if coordinator is None or snapshot is None or view is None or view == snapshot.status.queue:
+            return
+        if coordinator.ignores_queue != coordinator.endpoint:
+            token = tokens.token(self._key, coordinator.uid)
+            if not await self._coordinators.report_queue(coordinator.endpoint, token, view):
+                coordinator.ignores_queue = coordinator.endpoint
 
     def idle(self, key: Key) -> Idle | None:
         """The period for which the job's coordinator has reported that nobody trains."""

@@ -123,6 +123,7 @@ async def start(memo: kopf.Memo, **_: Any) -> None:
         run_task(memo, "sweep", informer.sweep())
         run_task(memo, "control", _control(informer, controller))
         run_task(memo, "queueing", controller.queueing.run())
+        run_task(memo, "queue-usage", controller.queue_usage.run())
         complaint = (lambda: leases.complaint) if leases else lambda: ""
         run_task(memo, "health", serve_health(options.port, informer, metrics, complaint))
         if leases:

@@ -44,6 +44,10 @@ LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta2", "Workload", "workloads")
 RESOURCE_FLAVOR = Kind("kueue.x-k8s.io/v1beta2", "ResourceFlavor", "resourceflavors")
+LOCAL_QUEUE = Kind("kueue.x-k8s.io/v1beta2", "LocalQueue", "localqueues")
+CLUSTER_QUEUE = Kind("kueue.x-k8s.io/v1beta2", "ClusterQueue", "clusterqueues")
+VISIBLE_QUEUE = Kind("visibility.kueue.x-k8s.io/v1beta2", "LocalQueue", "localqueues")
+"""A LocalQueue in Kueue's visibility API, which a server of Kueue's own answers."""
 PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses")
 
 WATCHED = (POD, CONFIG_MAP, CLAIM, SERVICE, NETWORK_POLICY, WORKLOAD)
@@ -53,6 +57,6 @@ METADATA_ONLY = (CONFIG_MAP, NETWORK_POLICY)
 """Kinds of them of which only the metadata are needed: a list of tenants' large ones would take long."""
 OPTIONAL = (WORKLOAD,)
 """Kinds of them that a cluster may lack, or not let the operator use."""
-VERSIONS = {WORKLOAD.group: ("v1beta2", "v1beta1")}
+VERSIONS = {WORKLOAD.group: ("v1beta2", "v1beta1"), VISIBLE_QUEUE.group: ("v1beta2", "v1beta1")}
 """Versions of such groups in which all that the operator reads and writes is the same, the preferred one first: Kueue
 has the first since 0.15."""

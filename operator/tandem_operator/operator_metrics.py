@@ -11,11 +11,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tandem.formatting import parse_rfc3339
-from tandem.job.resource import Workers
+from tandem.job.resource import Spec
 from tandem.processes.launch import ALL_ADDRESSES, listen
 from tandem.wire import metrics
 from tandem.wire.http_server import BACKLOG, HttpServer
-from tandem.wire.status import QueueView, Status
+from tandem.wire.queue_view import QueueView
+from tandem.wire.status import Status
 from tandem_operator.informer import Informer
 from tandem_operator.lifecycle import find_condition
 
@@ -40,21 +41,29 @@ class Holding:
     """Time of its last transition, seconds since the epoch."""
     queue: QueueView | None = None
     """The queue that admits its workers one by one."""
+    minimum: int = 0
+    """Workers that it needs at least."""
+
+    @property
+    def admitted(self) -> int:
+        """Workers that its queue has admitted."""
+        return 0 if self.queue is None or self.phase in INACTIVE_PHASES else self.queue.admitted or 0
 
 
-def holding(status: Status, workers: Workers | None = None) -> Holding:
+def holding(status: Status, spec: Spec | None = None) -> Holding:
     """Compute what a job with this status holds.
 
     Args:
-        workers: the workers that it requests; None: it counts as requesting none.
+        spec: the job's; None: it counts as requesting nothing.
     """
     ready = find_condition(status, "Ready")
     reason, since = ("", None) if ready is None else (ready.reason, parse_rfc3339(ready.last_transition_time))
-    if workers is None:
+    if spec is None:
         return Holding(status.phase, reason=reason, since=since)
     ready_workers = 0 if status.workers is None else status.workers.ready
     queue = status.queue if status.queue is not None and status.queue.admitted is not None else None
-    return Holding(status.phase, workers.gpus, workers.replicas, ready_workers, reason, since, queue)
+    workers, fewest = spec.workers, min(spec.fewest_workers, spec.workers.replicas)
+    return Holding(status.phase, workers.gpus, workers.replicas, ready_workers, reason, since, queue, fewest)
 
 
 class OperatorMetrics:
@@ -71,6 +80,8 @@ class OperatorMetrics:
         self._seconds = 0.0
         self._jobs: dict[tuple[str, str], Holding] = {}
         self._released: Counter[str] = Counter()
+        self._shrinks: Counter[str] = Counter()
+        self._growths: Counter[str] = Counter()
         self.depth: Callable[[], int] = lambda: 0
         """Number of jobs that wait for a reconcile."""
         self.requests: Callable[[], int] = lambda: 0
@@ -96,7 +107,11 @@ class OperatorMetrics:
 
     def holds(self, key: tuple[str, str], holding: Holding) -> None:
         """Record the state of a job, by its namespace and name."""
+        before, after = self._jobs[key].admitted if key in self._jobs else 0, holding.admitted
         self._jobs[key] = holding
+        # A start and an end are neither; nor is a smaller size that its user has asked for.
+        self._growths[key[0]] += 0 < before < after
+        self._shrinks[key[0]] += 0 < after < min(before, holding.workers)
 
     def forget(self, key: tuple[str, str]) -> None:
         """Forget a deleted job."""
@@ -155,19 +170,30 @@ class OperatorMetrics:
 
     def _queues(self, now: float) -> Iterator[Metric]:
         admitted, waiting = _family(metrics.OPERATOR_ADMITTED), _family(metrics.OPERATOR_WAITING)
+        waited, position = _family(metrics.OPERATOR_WAITED), _family(metrics.OPERATOR_POSITION)
+        lent = _family(metrics.OPERATOR_LENT)
         for (namespace, name), holding in sorted(self._jobs.items()):
             if holding.queue is not None and holding.phase not in INACTIVE_PHASES:
                 labels = [namespace, name, holding.queue.name]
                 since = parse_rfc3339(holding.queue.waiting_since)
-                admitted.add_metric(labels, float(holding.queue.admitted or 0))
-                waiting.add_metric(labels, 0.0 if since is None else max(0.0, now - since))
-        yield admitted
-        yield waiting
-        released = metrics.OPERATOR_RELEASED
-        family = CounterMetricFamily(released.name.removesuffix("_total"), released.help, labels=released.labels)
-        for namespace, count in sorted(self._released.items()):
-            family.add_metric([namespace], float(count))
-        yield family
+                waits = 0.0 if since is None else max(0.0, now - since)
+                admitted.add_metric(labels, float(holding.admitted))
+                waiting.add_metric(labels, waits)
+                waited.add_metric(labels, holding.queue.waited_seconds + waits)
+                lent.add_metric(labels, float(max(0, holding.admitted - holding.minimum)))
+                if holding.queue.position is not None:
+                    position.add_metric(labels, float(holding.queue.position))
+        yield from (admitted, waiting, waited, position, lent)
+        counters = {
+            metrics.OPERATOR_RELEASED: self._released,
+            metrics.OPERATOR_SHRINKS: self._shrinks,
+            metrics.OPERATOR_GROWTHS: self._growths,
+        }
+        for metric, counts in counters.items():
+            family = CounterMetricFamily(metric.name.removesuffix("_total"), metric.help, labels=metric.labels)
+            for namespace, count in sorted(counts.items()):
+                family.add_metric([namespace], float(count))
+            yield family
 
 
 def _family(metric: metrics.OperatorMetric) -> GaugeMetricFamily:

@@ -10,6 +10,7 @@ from tandem_operator.job_memory import Attempts, Memo, replica_key
 from tandem_operator.lifecycle import Idle
 from tandem_operator.objects import Manifest, Peers
 from tandem_operator.observed import Children, KubeObject, Pod
+from tandem_operator.queue_usage import QueueUsage
 from tandem_operator.reporting import JobProblem, KubeEvent
 from tandem_operator.workloads import Queueing, WorkloadChange
 
@@ -46,6 +47,8 @@ class ReconcileInputs:
     """Digest by which coordinators recognize the operator (tandem.processes.launch.TOKEN_DIGEST)."""
     queueing: Queueing | None = None
     """Flavors and priority classes of the cluster; None: they, or the Workloads of Kueue, cannot be read."""
+    queue_usage: QueueUsage | None = None
+    """Order of what waits in the queues, and who has their quota; None: it was not read."""
     has_pod_groups: bool = True
     """Whether that is so for good: queued jobs are pod groups then."""
     now: float
@@ -97,6 +100,8 @@ class ReconcilePlan:
     terminate: tuple[Pod, ...] = ()
     """Pods to terminate without deleting them, so that their logs stay: what still runs in them holds the pod's
     resources."""
+    waits_in: str = ""
+    """LocalQueue in which some of its workers wait; empty if none does."""
     target: int | None = None
     """Replica target to send to the coordinator; None leaves it unchanged."""
     status: Status = field(default_factory=Status)

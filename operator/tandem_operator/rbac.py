@@ -44,6 +44,13 @@ QUEUE_VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
 }
 """Verbs for queues (tandem_operator.workloads). Flavors and priority classes belong to no namespace."""
 
+WAIT_VERBS: dict[tuple[Kind, str], tuple[str, ...]] = {
+    (kinds.LOCAL_QUEUE, ""): ("get",),
+    (kinds.CLUSTER_QUEUE, ""): ("list",),
+    (kinds.VISIBLE_QUEUE, "pendingworkloads"): ("get",),
+}
+"""Verbs to say why a job waits (tandem_operator.queue_usage), in addition."""
+
 
 def rules() -> list[dict[str, Any]]:
     """The rules of a Role or ClusterRole."""
@@ -65,6 +72,12 @@ def queue_rules() -> list[dict[str, Any]]:
     """The rules of a ClusterRole for jobs in queues. Without them, queued jobs are pod groups: who may grant only
     the rights of a namespace can install the operator all the same."""
     return _rules(QUEUE_VERBS)
+
+
+def wait_rules() -> list[dict[str, Any]]:
+    """The rules of the same ClusterRole for the place of a job in its queue, and for who has its quota. Without them,
+    its status lacks both."""
+    return _rules(WAIT_VERBS)
 
 
 def lease_rules() -> list[dict[str, Any]]:

@@ -205,7 +205,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
         *([waits] if waits is not None else []),
     ]
     new_status = status(job, inputs.generation, inputs.snapshot, lifecycle, workers, problems, now)
-    new_status = new_status.model_copy(update={"queue": queue_view(job, queue, trains, now)})
+    new_status = new_status.model_copy(update={"queue": queue_view(job, queue, trains, now, inputs.queue_usage)})
     events = (
         *replacements(names.EVALUATOR, evaluators, evaluator_plan.create),
         *fallback_events(evaluators, evaluator_plan.create, job.spec.evaluation),
@@ -227,6 +227,7 @@ def reconcile(inputs: ReconcileInputs, images: Images, volumes: Volumes = DEFAUL
             candidate for candidate in delete if retry_time(inputs.attempts, delete_key(candidate.name), now) is None
         ),
         terminate=terminate,
+        waits_in=(job.spec.run_policy.queue_name or "") if queue is not None and trains and queue.waiting else "",
         target=_target(inputs, lifecycle, workers, worker_plan),
         status=new_status,
         events=events,

@@ -40,10 +40,11 @@ from typing import Any, Literal
 
 from tandem.formatting import count_noun, parse_rfc3339, rfc3339
 from tandem.job.resource import DistributedTrainingJob
+from tandem.wire.queue_view import QueueView
 from tandem.wire.reasons import Reason
-from tandem.wire.status import QueueView
-from tandem_operator import names
+from tandem_operator import kinds, names
 from tandem_operator.observed import Pod, Workload
+from tandem_operator.queue_usage import QueueUsage, WaitingWorkload, with_wait
 from tandem_operator.reporting import JobProblem
 
 Need = Literal["now", "later", "none"]
@@ -169,6 +170,11 @@ class JobQueue:
     def admitted(self) -> frozenset[int]:
         """Indices of the workers that may have a pod; none if they are too few to train."""
         return self.running if self.queueing is None else self._trainable(self.current)
+
+    @property
+    def waiting(self) -> list[Workload]:
+        """Workloads that are not admitted, the one for the smallest group first."""
+        return [workload for workload in self.current if not workload.admitted]
 
     def _trainable(self, workloads: Iterable[Workload]) -> frozenset[int]:
         """Indices of the workers that these Workloads admit; none if they are too few to train."""
@@ -347,7 +353,7 @@ def queue_problem(queue: JobQueue) -> JobProblem | None:
     missing = spec.workers.replicas - len(queue.admitted)
     if missing == 0:
         return None
-    waiting = [workload for workload in queue.current if not workload.admitted]
+    waiting = queue.waiting
     cause = next((workload.message for workload in waiting if workload.message), "Kueue has not looked at it yet")
     if any(not workload.active for workload in waiting):
         cause = f"its Workload is deactivated ({cause})"
@@ -359,13 +365,28 @@ def queue_problem(queue: JobQueue) -> JobProblem | None:
     return JobProblem(Reason.PARTLY_ADMITTED, f"{text}; {wait} in the queue {name}: {cause}")
 
 
-def queue_view(job: DistributedTrainingJob, queue: JobQueue | None, trains: bool, now: float) -> QueueView | None:
+def queue_view(
+    job: DistributedTrainingJob, queue: JobQueue | None, trains: bool, now: float, usage: QueueUsage | None = None
+) -> QueueView | None:
     """The queue as the job's status shows it.
 
     Args:
         queue: None: the job waits as a pod group, or not at all.
         trains: the job trains, or wants to.
+        usage: what is known of the queue.
     """
+    view = _admission_view(job, queue, trains, now)
+    if view is None or queue is None or usage is None or not trains or not queue.waiting:
+        return view
+    first = queue.waiting[0]
+    return with_wait(
+        view,
+        WaitingWorkload(job.metadata.namespace, (kinds.JOB.name, job.metadata.name), first.name, first.message),
+        usage,
+    )
+
+
+def _admission_view(job: DistributedTrainingJob, queue: JobQueue | None, trains: bool, now: float) -> QueueView | None:
     name, old = job.spec.run_policy.queue_name, job.status.queue if job.status else None
     if name is None:
         return None

@@ -4,7 +4,7 @@ from typing import Any
 
 import yaml
 
-from tandem_operator.rbac import lease_rules, queue_rules, rules
+from tandem_operator.rbac import lease_rules, queue_rules, rules, wait_rules
 from tests.support.cluster.helm import CHART, Helm, container, kinds, of
 from tests.support.cluster.pods import Manifest
 
@@ -44,7 +44,8 @@ def test_accounts_and_roles_can_be_somebody_elses(helm: Helm) -> None:
 
 
 def test_queues_are_a_role_apart(helm: Helm) -> None:
-    assert of(helm.rendered(), "ClusterRole", "tandem-operator-queues")["rules"] == queue_rules()
+    assert of(helm.rendered(), "ClusterRole", "tandem-operator-queues")["rules"] == [*queue_rules(), *wait_rules()]
+    assert of(helm.rendered(rbac={"waits": False}), "ClusterRole", "tandem-operator-queues")["rules"] == queue_rules()
     without = helm.rendered(rbac={"queues": False})
     assert not [one for one in without if one["metadata"]["name"] == "tandem-operator-queues"]
 

@@ -24,12 +24,20 @@ from tests.support.cluster.operated import (
 from tests.support.cluster.pinned import Pinned
 from tests.support.cluster.pods import Namespace, restricted
 from tests.support.planned import planned_samples
+from tests.support.processes import tandem
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), ON_OUR_OWN, pytest.mark.alone]
 GPU = "nvidia.com/gpu"
 QUEUE = "gpus"
 QUOTA = 8
+ASK_QUEUE = """
+import json, os, urllib.request
+bearer = {"Authorization": "Bearer " + os.environ["TANDEM_TOKEN"]}
+with urllib.request.urlopen(urllib.request.Request("http://127.0.0.1:7070/status", headers=bearer)) as answer:
+    print(json.dumps(json.load(answer)["status"].get("queue")))
+"""
+"""Prints the queue that a coordinator shows on its live page."""
 ELASTIC = {
     **{"onMembershipChange": "Regroup", "growAfterSeconds": 1, "growCooldownSeconds": 1},
     # Eight ranks share few cores; that one of them is late is no loss.
@@ -174,6 +182,50 @@ def test_why_a_job_waits_is_said_in_one_sentence(namespace: Namespace, operator:
     kueue.queue(namespace, "nowhere", {GPU: "1"})
     has(lost, 1)
     for job in (large, lost):
+        namespace("delete", "dtj", job.name, "--wait=false")
+
+
+@pytest.mark.timeout(500)
+def test_a_job_that_waits_says_its_place_and_who_has_what_it_waits_for_and_names_no_other_tenant(
+    namespace: Namespace, operator: Operator, version: Pinned
+) -> None:
+    first, second, third = (Job(namespace, name) for name in ("first", "second", "third"))
+    with restricted() as elsewhere:
+        kueue.local_queue(elsewhere, "theirs", of=f"{namespace.name}-{QUEUE}")
+        elsewhere("create", "-f", "-", stdin=json.dumps(kueue.workload("confidential", "theirs", {GPU: "2"}, 7)))
+        until(lambda: admitted(elsewhere) == 1, "a Workload of another tenant")
+        first.apply(queued("first", 6, 6))
+        first.becomes(lambda: first.status.get("queue", {}).get("admitted") == 6, "its quota")
+        second.apply(queued("second", 2, 2))
+        second.becomes(lambda: "1 more needed" in str(second.status) or "2 more needed" in str(second.status), "a wait")
+        third.apply(queued("third", 1, 1))
+        third.becomes(lambda: third.status.get("queue", {}).get("holders"), "who has the quota", 60.0)
+        queue = third.status["queue"]
+        assert queue["missing"] == [{"resource": GPU, "flavor": kueue.FLAVOR, "amount": 1.0}]
+        (holder,) = queue["holders"]
+        assert (holder["kind"], holder["name"], holder["amount"]) == ("DistributedTrainingJob", "first", 6.0)
+        elsewhere_in_numbers = {"holders": 1, "amount": 2.0, "lowestPriority": 7, "highestPriority": 7}
+        assert queue["otherNamespaces"] == elsewhere_in_numbers
+        described = namespace("describe", "dtj", "third")
+        assert "confidential" not in described
+        assert elsewhere.name not in described
+        if version is kueue.NEWEST:
+            third.becomes(lambda: third.status["queue"].get("position") == 2, "the second place", 60.0)
+            second.becomes(lambda: second.status["queue"].get("position") == 1, "the first place", 60.0)
+        else:
+            assert "position" not in queue, "the oldest Kueue does not tell here"
+        shown = tandem("status", "third", f"--namespace={namespace.name}").stdout
+        assert "DistributedTrainingJob first: 6 (priority 0" in shown, shown
+        assert "1 job of other namespaces: 2 (priority 7)" in shown, shown
+        (coordinator,) = third.live("coordinator")
+        # The operator, too, can send it nothing before it answers.
+        namespace("wait", "--for=condition=Ready", f"pod/{coordinator}", "--timeout=120s")
+        asking = ("exec", coordinator, "--", "python3", "-c", ASK_QUEUE)
+        third.becomes(lambda: json.loads(namespace(*asking)) == third.status["queue"], "the same on the live page")
+        namespace("delete", "dtj", "first", "--wait=false")
+        third.becomes(lambda: third.status["queue"]["admitted"] == 1, "its quota")
+        assert third.status["queue"]["missing"] == []
+    for job in (second, third):
         namespace("delete", "dtj", job.name, "--wait=false")
 
 

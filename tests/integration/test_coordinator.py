@@ -172,6 +172,12 @@ def test_a_new_target_is_honoured_and_a_senseless_one_refused(
         code, refusal = coordinator.raw("POST", "/v1/target", b'{"replicas": 9}')
         assert code == 400
         assert "from 1 to 4, not 9" in refusal["error"]
+        waits = b'{"name": "gpus", "integration": "Workload", "admitted": 0, "position": 2, "newer": 1}'
+        assert coordinator.raw("POST", "/v1/queue", waits)[0] == 200
+        assert coordinator.raw("POST", "/v1/queue", b'{"name": "other", "integration": 3}')[0] == 400
+        queue = client.status().status.queue
+        assert queue is not None
+        assert (queue.name, queue.position) == ("gpus", 2)
     coordinator.kill()
     coordinator.start()
     assert coordinator.snapshot().status.workers.desired == 1, "a target survives the coordinator"

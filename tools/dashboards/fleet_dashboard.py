@@ -93,10 +93,24 @@ def _jobs() -> list[Panel]:
         ),
         graph(
             "Queues",
-            "Workers that queues have admitted, and times a minute that jobs gave quota back for others.",
+            "Workers that queues have admitted, how many of them are lent (over the minimum of their job), and times a "
+            "minute that jobs shrank, grew, and gave quota back for others.",
             Query(f"sum by (queue) ({series(metrics.OPERATOR_ADMITTED)})", "{{queue}}"),
+            Query(f"sum({series(metrics.OPERATOR_LENT)})", "lent"),
+            Query(f"60 * sum(rate({series(metrics.OPERATOR_SHRINKS)}[{WINDOW}]))", "shrinks"),
+            Query(f"60 * sum(rate({series(metrics.OPERATOR_GROWTHS)}[{WINDOW}]))", "growths"),
             Query(f"60 * sum(rate({series(metrics.OPERATOR_RELEASED)}[{WINDOW}]))", "given back"),
             width=24,
+        ),
+        listing(
+            "Jobs in queues",
+            "Place in the queue, 1 is the next; and the time without workers because of the queue.",
+            (
+                ("place", f"{per_job} ({series(metrics.OPERATOR_POSITION)})", "none"),
+                ("waits", f"{per_job} ({series(metrics.OPERATOR_WAITING)}) > 0", "s"),
+                ("waited", f"{per_job} ({series(metrics.OPERATOR_WAITED)})", "s"),
+                ("lent workers", f"{per_job} ({series(metrics.OPERATOR_LENT)})", "none"),
+            ),
         ),
         listing(
             "Running jobs",

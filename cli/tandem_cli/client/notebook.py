@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem.errors import UserError
 from tandem.formatting import metric_name, number, printable, score
+from tandem.wire.queue_view import queue_lines
 from tandem.wire.status import Status
 from tandem_coordinator.charts import drawing
 from tandem_coordinator.charts.chart import LIGHT, Viewport
@@ -77,6 +78,7 @@ def _rows(status: Status) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = [("phase", status.phase)]
     if status.message:
         rows.append(("message", status.message))
+    rows += queue_lines(status.queue)
     if (progress := status.progress) is not None:
         total = f" of {number(progress.total_steps)}" if progress.total_steps is not None else ""
         rows.append(("step", f"{number(progress.step)}{total}"))

@@ -13,6 +13,7 @@ from tandem import formatting
 from tandem.formatting import count_noun, duration, elapsed, metric_name, number, parse_rfc3339
 from tandem.rundir import against_base
 from tandem.wire.ledger import format_bucket, format_usage, ledger_rows
+from tandem.wire.queue_view import queue_lines
 from tandem.wire.status import KSTATUS, Members, Phase, Score, Status, phase_word, trouble_messages
 from tandem.wire.wall_time import format_wall_time
 from tandem_cli.checkpoints.listing import Column, listing, paragraph, plain, table
@@ -171,6 +172,7 @@ def _progress(status: Status, width: int | None) -> list[Text]:
 
 
 def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
+    yield from queue_lines(status.queue)
     if status.loss is not None:
         yield "loss", number(status.loss)
     if status.throughput is not None:

@@ -32,6 +32,7 @@ from tandem.formatting import (
 )
 from tandem.rundir.catalog import EvaluationResult
 from tandem.wire.measures import Generation
+from tandem.wire.queue_view import queue_lines
 from tandem.wire.status import MemberView, Snapshot, Status, phase_word, trouble_messages
 from tandem_coordinator.charts import completions, with_difference
 from tandem_coordinator.charts.chart import Viewport
@@ -100,7 +101,9 @@ def _head(snapshot: Snapshot, timeline: Timeline | None) -> str:
     title = snapshot.job if timeline is None else timeline.rundir.title(snapshot.job)
     message = f'<p class="why">{_text(status.message)}</p>' if status.message else ""
     phase = f'<span class="result {status.phase}">{phase_word(status.phase, status.message)}</span>'
-    return f'<div class="title"><h1>{_text(title)}</h1>{phase}</div>{message}{_troubles(status)}{_progress(status)}'
+    queue = "".join(f'<p class="note">{_text(label)}: {_text(text)}</p>' for label, text in queue_lines(status.queue))
+    title_line = f'<div class="title"><h1>{_text(title)}</h1>{phase}</div>'
+    return f"{title_line}{message}{queue}{_troubles(status)}{_progress(status)}"
 
 
 def _troubles(status: Status) -> str:

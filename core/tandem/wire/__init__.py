@@ -1,6 +1,7 @@
 """The wire: what processes of a job, the operator, commands and Prometheus say to each other.
 
 protocol            messages between agents and the coordinator, and their versions
+queue_view          the queue of a job: its place, the missing quota, and who has it
 status              the status of a job: of the coordinator, of commands, of the resource
 reasons             one word for each condition and Event
 measures            the numbers that several views show

@@ -321,6 +321,31 @@ OPERATOR_WAITING = OperatorMetric(
     "Time for which a job has waited for its smallest group, since it last had one; 0 while it has.",
     ("namespace", "job", "queue"),
 )
+OPERATOR_WAITED = OperatorMetric(
+    "tandem_operator_queue_waited_seconds",
+    "Time for which a job has waited for its smallest group in all, with the present wait.",
+    ("namespace", "job", "queue"),
+)
+OPERATOR_POSITION = OperatorMetric(
+    "tandem_operator_queue_position",
+    "Place of a job's first Workload that waits among those of its queue, 1 is the next; where Kueue tells.",
+    ("namespace", "job", "queue"),
+)
+OPERATOR_LENT = OperatorMetric(
+    "tandem_operator_queue_lent_workers",
+    "Workers of a job over its minimum: lent, the queue takes them back first.",
+    ("namespace", "job", "queue"),
+)
+OPERATOR_SHRINKS = OperatorMetric(
+    "tandem_operator_queue_shrinks_total",
+    "Times that a job went on with fewer workers because its queue took some back.",
+    ("namespace",),
+)
+OPERATOR_GROWTHS = OperatorMetric(
+    "tandem_operator_queue_growths_total",
+    "Times that a job got more workers from its queue while it had some.",
+    ("namespace",),
+)
 OPERATOR_RELEASED = OperatorMetric(
     "tandem_operator_queue_releases_total",
     "Workloads whose quota jobs have given back to their queue, because Kueue evicted them.",

@@ -17,6 +17,8 @@ MAX_BODY_BYTES = 64 * 2**10
 BRIEF_PATH = "/v1/brief"
 """Path of the operator's request: a snapshot without members, of at most MAX_BRIEF_BYTES."""
 MAX_BRIEF_BYTES = 2**17
+QUEUE_PATH = "/v1/queue"
+"""Path to which the operator sends the queue of the job (tandem.wire.queue_view), for the live page."""
 CODE_PATH = "/v1/code"
 """Path to which the job's code is sent, followed by its digest (tandem.rundir.code)."""
 

@@ -15,6 +15,7 @@ from tandem.formatting import count_noun, number
 from tandem.model import MessageText, Model, PlainName, WholeNumber, truncated_to
 from tandem.wire.ledger import Ledger
 from tandem.wire.measures import Generation
+from tandem.wire.queue_view import QueueView
 
 Phase = Literal["Pending", "Starting", "Running", "Restarting", "Draining", "Suspended", "Succeeded", "Failed"]
 
@@ -69,21 +70,6 @@ class Members(Model):
     """Maximum number."""
     summary: Word = Field(default_factory=_summary)
     """ready/desired in one word, for `kubectl get`; filled in automatically."""
-
-
-class QueueView(Model):
-    """The queue of a job."""
-
-    name: Word
-    """The LocalQueue of Kueue."""
-    integration: Literal["Workload", "PodGroup"]
-    """Unit of admission: the smallest group and each further worker (Workload), or all workers (PodGroup)."""
-    admitted: WholeNumber | None = None
-    """Number of workers that the queue has admitted; not known of a pod group."""
-    waiting_since: Word | None = None
-    """Time since which it waits for its smallest group, RFC 3339; absent while that is admitted."""
-    waited_seconds: float = 0.0
-    """Time that it has waited before, in seconds."""
 
 
 class Progress(Model):

@@ -107,12 +107,18 @@ def install(namespace: Namespace) -> None:
 
 @contextmanager
 def reads_queues(namespace: Namespace) -> Iterator[None]:
-    """The operator of a namespace may also read flavors and priority classes, for a while."""
+    """The operator of a namespace may also read what it needs of queues, for a while."""
     api, name = "rbac.authorization.k8s.io/v1", f"{namespace.name}-queues"
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
     subject = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": namespace.name}
+    rules = [*rbac.queue_rules(), *rbac.wait_rules()]
     both: list[Manifest] = [
-        {"apiVersion": api, "kind": "ClusterRole", "metadata": {"name": name}, "rules": rbac.queue_rules()},
+        {
+            "apiVersion": api,
+            "kind": "ClusterRole",
+            "metadata": {"name": name},
+            "rules": rules,
+        },
         {
             "apiVersion": api,
             "kind": "ClusterRoleBinding",

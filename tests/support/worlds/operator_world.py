@@ -18,6 +18,7 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from tandem.formatting import rfc3339
+from tandem.wire.queue_view import QueueView
 from tandem.wire.status import GenerationView, Snapshot, Status
 from tandem_operator import controller, kinds, names
 from tandem_operator.api import ListPart, Object, RequestRefused, Unavailable
@@ -186,6 +187,10 @@ class Cluster:
         """Tell the coordinator."""
         self.target = replicas
         return True
+
+    async def report_queue(self, endpoint: str, token: str, view: QueueView) -> bool:
+        """Tell the coordinator, which is of the version before."""
+        return False
 
     # What people and Kubernetes do
 

@@ -83,6 +83,18 @@ def test_each_trouble_has_a_row() -> None:
     assert "trouble" not in drawn(view(RUNNING))
 
 
+def test_a_job_that_waits_in_a_queue_has_its_place_and_who_has_the_quota_in_rows() -> None:
+    queue = {
+        **{"name": "gpus", "integration": "Workload", "admitted": 0, "position": 2},
+        "missing": [{"resource": "nvidia.com/gpu", "flavor": "a100", "amount": 1.0}],
+        "holders": [{"kind": "Job", "name": "notebook", "amount": 3.0, "priority": 5}],
+    }
+    lines = [line.strip() for line in drawn(view({"phase": "Pending", "queue": queue})).splitlines()]
+    assert "queue        place 2 in gpus" in lines
+    assert "missing      1 nvidia.com/gpu in flavor a100" in lines
+    assert "in use by    Job notebook: 3 (priority 5)" in lines
+
+
 def test_hours_and_cost_have_a_row_each_and_the_list_a_column_where_a_job_has_prices() -> None:
     ledger = {"cpuSeconds": {"compute": 5400.0, "waiting": 1800.0}, "cost": {"compute": 0.6, "waiting": 0.2}}
     seen = view(RUNNING | {"ledger": ledger | {"currency": "EUR"}})

@@ -9,6 +9,7 @@ import pytest
 
 from tandem.rundir.durable import replace_json
 from tandem.rundir.layout import RunDir
+from tandem.wire.queue_view import QueueView
 from tandem.wire.status import (
     CheckpointRef,
     Event,
@@ -48,6 +49,15 @@ class Elements(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.words += data + " "
+
+
+QUEUE = QueueView.parse(
+    {
+        **{"name": "gpus", "integration": "Workload", "position": 2},
+        "missing": [{"resource": "nvidia.com/gpu", "flavor": EVIL, "amount": 1.0}],
+        "holders": [{"kind": "Job", "name": EVIL, "amount": 3.0}],
+    }
+)
 
 
 def snapshot(name: str = "digits", text: str = "the job starts", **status: object) -> Snapshot:
@@ -104,6 +114,12 @@ class TestThePage:
             *("worker failed", "evaluated"),
         ):
             assert words in said, words
+
+    def test_says_why_a_job_waits_in_its_queue(self, timeline: Timeline) -> None:
+        head = parts.texts(Glance(snapshot(queue=QUEUE), 1), timeline)["head"]
+        assert '<p class="note">queue: place 2 in gpus</p>' in head
+        assert "in use by: Job" in head
+        assert "queue" not in parts.texts(Glance(snapshot(), 1), timeline)["head"]
 
     def test_says_how_many_tokens_a_second_where_samples_are_text(self, tmp_path: Path) -> None:
         path = make_run(tmp_path / "run", steps=20)
@@ -284,6 +300,7 @@ class TestWhatARunSays:
         evil = Score(name=EVIL, step=1, metric=EVIL, value=0.5)
         html = everything(Glance(snapshot(EVIL, EVIL, best_checkpoint=evil), 1), timeline)
         html += parts.texts(Glance(snapshot(), 1), timeline, EVIL)["note"]
+        html += parts.texts(Glance(snapshot(queue=QUEUE), 1), timeline)["head"]
         found = Elements(html)
         assert "alert(1)" in found.words
         assert not found.names & {"script", "img", "iframe", "style", "link", "a", "object", "base", "form"}

@@ -264,7 +264,7 @@ async def test_events_of_one_object_are_asked_for() -> None:
     assert asked == ["involvedObject.uid=u"]
 
 
-@pytest.mark.parametrize(
+SERVED_VERSIONS = pytest.mark.parametrize(
     ("versions", "expected"),
     [
         (["v1beta2", "v1beta1"], "v1beta2"),
@@ -274,6 +274,37 @@ async def test_events_of_one_object_are_asked_for() -> None:
         ([], None),
     ],
 )
+"""Versions of a group that a server has, and the one that is used."""
+
+
+@SERVED_VERSIONS
+async def test_places_in_a_queue_are_read_where_the_cluster_has_that_api_and_kueue_the_queue(
+    versions: list[str], expected: str | None
+) -> None:
+    requests: list[str] = []
+    item = {"metadata": {"name": "digits-queue-0"}}
+
+    async def server(request: web.Request) -> web.Response:
+        if request.path == "/apis":
+            group = {"name": "visibility.kueue.x-k8s.io", "versions": [{"version": version} for version in versions]}
+            return web.json_response({"groups": [group] if versions else []})
+        requests.append(request.path)
+        is_known = "/localqueues/gpus/" in request.path
+        return web.json_response({"items": [item, 3]} if is_known else {"code": 404}, status=200 if is_known else 404)
+
+    async with served("*", "/{path:.*}", server) as connection:
+        if expected is None:
+            with pytest.raises(RequestRefused):
+                await connection.pending_workloads([("lab", "gpus")])
+            return
+        assert await connection.pending_workloads([("lab", "nowhere"), ("lab", "gpus")]) == [item]
+    group = f"visibility.kueue.x-k8s.io/{expected}"
+    assert requests == [
+        f"/apis/{group}/namespaces/lab/localqueues/{name}/pendingworkloads" for name in ("nowhere", "gpus")
+    ]
+
+
+@SERVED_VERSIONS
 async def test_kueue_is_spoken_to_in_a_version_that_it_has(versions: list[str], expected: str | None) -> None:
     requests: list[tuple[str, str]] = []
 

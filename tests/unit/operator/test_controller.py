@@ -14,7 +14,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tandem.formatting import parse_rfc3339, rfc3339
-from tandem.wire.protocol import BRIEF_PATH, MAX_BRIEF_BYTES
+from tandem.wire.protocol import BRIEF_PATH, MAX_BRIEF_BYTES, QUEUE_PATH
+from tandem.wire.queue_view import QueueView
 from tandem.wire.status import GenerationView, Snapshot, Status
 from tandem_operator import coordinators, pods
 from tandem_operator.controller import MIN_INTERVAL_SECONDS, soonest
@@ -56,9 +57,9 @@ Page = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def coordinator(**pages: Page) -> AsyncIterator[str]:
-    """A coordinator that answers so at `brief`, `status` and `target`; where it is."""
+    """A coordinator that answers so at `brief`, `status`, `target` and `queue`; where it is."""
     application = web.Application()
-    paths = {"brief": BRIEF_PATH, "status": "/status", "target": "/v1/target"}
+    paths = {"brief": BRIEF_PATH, "status": "/status", "target": "/v1/target", "queue": QUEUE_PATH}
     for name, page in pages.items():
         application.router.add_route("*", paths[name], page)
     async with TestServer(application) as server:
@@ -207,6 +208,20 @@ async def test_an_error_without_end_is_not_read_to_it() -> None:
             with pytest.raises(UnreadableAnswer):
                 await pool.poll(endpoint, "token")
             assert not await pool.set_target(endpoint, "token", 2)
+
+
+@pytest.mark.parametrize(("status", "knows"), [(200, True), (404, False), (500, True)])
+async def test_a_coordinator_of_the_version_before_does_not_know_reports_of_the_queue(status: int, knows: bool) -> None:
+    view = QueueView(name="gpus", integration="Workload", admitted=0, position=2)
+    bodies = []
+
+    async def report(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        return web.json_response({}, status=status)
+
+    async with coordinator(queue=report) as endpoint, Coordinators() as pool:
+        assert await pool.report_queue(endpoint, "token", view) == knows
+    assert bodies == [view.dump()]
 
 
 async def test_a_redirection_is_not_followed() -> None:

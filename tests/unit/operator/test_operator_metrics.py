@@ -7,7 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandem.formatting import rfc3339
 from tandem.wire.metrics import OPERATOR
-from tandem.wire.status import QueueView, Status
+from tandem.wire.queue_view import QueueView
+from tandem.wire.status import Phase, Status
 from tandem_operator.operator_metrics import Holding, OperatorMetrics, holding
 from tests.support.worlds.operator_job import job
 
@@ -58,7 +59,7 @@ def test_looks_and_errors_are_counted_from_zero() -> None:
 
 def test_every_metric_of_the_list_is_told() -> None:
     metrics = OperatorMetrics()
-    queue = QueueView(name="gpus", integration="Workload", admitted=2)
+    queue = QueueView(name="gpus", integration="Workload", admitted=2, position=1)
     metrics.holds(("lab", "a"), Holding("Running", reason="Running", since=0.0, queue=queue))
     metrics.released("lab")
     metrics.unreadable = lambda: {"Pod": 0}
@@ -87,9 +88,41 @@ def test_how_long_a_job_waits_in_its_queue_and_with_how_many_workers_it_trains_i
     waits = QueueView(name="gpus", integration="Workload", admitted=0, waiting_since=since)
     trains = QueueView(name="gpus", integration="Workload", admitted=3)
     for name, queue in (("a", waits), ("b", trains), ("c", QueueView(name="gpus", integration="PodGroup"))):
-        metrics.holds(("lab", name), holding(Status(phase="Running", queue=queue), job().spec.workers))
+        metrics.holds(("lab", name), holding(Status(phase="Running", queue=queue), job().spec))
     found = told(metrics)
     assert found["tandem_operator_queue_wait_seconds", "a", "lab", "gpus"] == pytest.approx(90, abs=30)
     assert found["tandem_operator_queue_wait_seconds", "b", "lab", "gpus"] == 0
     assert [found["tandem_operator_queue_workers", name, "lab", "gpus"] for name in "ab"] == [0, 3]
     assert ("tandem_operator_queue_workers", "c", "lab", "gpus") not in found
+
+
+def test_a_job_that_its_queue_shrinks_or_lets_grow_is_counted_and_what_its_user_does_is_not() -> None:
+    metrics = OperatorMetrics()
+
+    def has(workers: int, replicas: int = 4, phase: Phase = "Running") -> None:
+        spec = job(workers={"replicas": replicas, "minReplicas": 1, "maxReplicas": 8}).spec
+        queue = QueueView(name="gpus", integration="Workload", admitted=workers, waited_seconds=30.0, position=3)
+        metrics.holds(("lab", "a"), holding(Status(phase=phase, queue=queue), spec))
+
+    def counted() -> tuple[float, float]:
+        found = told(metrics)
+        growths = found["tandem_operator_queue_growths_total", "lab"]
+        return growths, found["tandem_operator_queue_shrinks_total", "lab"]
+
+    has(0)
+    has(2)
+    assert counted() == (0, 0), "a start"
+    has(4)
+    has(4)
+    assert counted() == (1, 0)
+    found = told(metrics)
+    assert found["tandem_operator_queue_lent_workers", "a", "lab", "gpus"] == 3
+    assert found["tandem_operator_queue_waited_seconds", "a", "lab", "gpus"] == 30
+    assert found["tandem_operator_queue_position", "a", "lab", "gpus"] == 3
+    has(3)
+    assert counted() == (1, 1)
+    has(2, replicas=2)
+    assert counted() == (1, 1), "its user has scaled it"
+    has(0)
+    has(0, phase="Succeeded")
+    assert counted() == (1, 1), "it waits as a whole, and ends"

@@ -1,7 +1,8 @@
-"""Flavors and priority classes: read now and then, and kept while the API server is away."""
+"""Flavors and priority classes: read now and then, and kept while the API server is away. The use of queues: read while
+jobs wait."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from tandem_operator import kinds
 from tandem_operator.api import ListPart, RequestRefused, Unavailable
 from tandem_operator.kinds import Kind
-from tandem_operator.queueing import INTERVAL_SECONDS, RETRY_SECONDS, QueueingReader
+from tandem_operator.queue_usage import QueuePlace
+from tandem_operator.queueing import INTERVAL_SECONDS, RETRY_SECONDS, QueueingReader, QueueUsageReader
 from tests.support.clock import jumping
 
 FLAVORS = [{"metadata": {"name": "a100"}, "spec": {"nodeLabels": {"pool": "a100"}}}, {"metadata": {"name": "any"}}]
@@ -81,3 +83,102 @@ def test_an_answer_that_says_nothing_of_that_leaves_it_open(error: Exception) ->
     queues = reader(Api(error))
     jumping(queues.refresh())
     assert (queues.latest, queues.is_allowed) == (None, None)
+
+
+LOCAL_QUEUE = {"spec": {"clusterQueue": "all"}}
+CLUSTER_QUEUES = [
+    {"metadata": {"name": "all"}, "spec": {"cohortName": "team"}},
+    {"metadata": {"name": "old"}, "spec": {"cohort": "team"}},
+    {"metadata": {"name": "alone"}, "spec": {}},
+]
+RESERVED = {
+    "metadata": {"name": "first", "namespace": "lab"},
+    "status": {"admission": {"clusterQueue": "all", "podSetAssignments": []}},
+}
+PLACES = [{"metadata": {"name": "digits-queue-0", "namespace": "lab"}, "positionInLocalQueue": 1}]
+
+
+class QueuesApi:
+    """An API server with one queue, which counts the requests."""
+
+    def __init__(self) -> None:
+        self.requests: list[str] = []
+        self.refused: dict[str, Exception] = {}
+
+    def _answers(self, request: str) -> None:
+        self.requests.append(request)
+        if request in self.refused:
+            raise self.refused[request]
+
+    async def get(self, kind: Kind, namespace: str, name: str) -> dict[str, Any]:
+        self._answers(f"{kind.name} {namespace}/{name}")
+        return LOCAL_QUEUE
+
+    async def pending_workloads(self, queues: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+        for namespace, queue in queues:
+            self._answers(f"places {namespace}/{queue}")
+        return PLACES
+
+    async def pages(self, kind: Kind, namespace: str = "", selector: str = "") -> AsyncIterator[ListPart]:
+        self._answers(kind.name)
+        bodies = {kinds.CLUSTER_QUEUE: CLUSTER_QUEUES, kinds.WORKLOAD: [RESERVED, {"metadata": {}}]}
+        yield ListPart(bodies[kind], 1)  # type: ignore[arg-type]
+
+
+READ_ONCE = ["LocalQueue lab/gpus", "places lab/gpus", "ClusterQueue", "Workload"]
+
+
+def test_the_use_of_queues_is_read_only_while_jobs_wait_and_once_for_all_of_them() -> None:
+    api = QueuesApi()
+
+    async def story() -> None:
+        usage = QueueUsageReader(api)  # type: ignore[arg-type]
+        task = asyncio.create_task(usage.run())
+        await asyncio.sleep(10 * INTERVAL_SECONDS)
+        assert (usage.latest, api.requests) == (None, [])
+        for name in ("digits", "second", "third"):
+            usage.note(("lab", name), "gpus")
+        await asyncio.sleep(2 * RETRY_SECONDS)
+        assert api.requests == READ_ONCE
+        assert usage.latest is not None
+        assert usage.latest.places == {("lab", "digits-queue-0"): QueuePlace(2, 1)}
+        assert usage.latest.cluster_queues == {("lab", "gpus"): "all"}
+        assert usage.latest.cohorts == {"all": "team", "old": "team"}
+        assert [use.owner for use in usage.latest.uses] == [("Workload", "first")]
+        await asyncio.sleep(INTERVAL_SECONDS)
+        assert api.requests == 2 * READ_ONCE
+        for name in ("digits", "second", "third"):
+            usage.note(("lab", name), "")
+        await asyncio.sleep(10 * INTERVAL_SECONDS)
+        assert (usage.latest, api.requests) == (None, 2 * READ_ONCE)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    jumping(story())
+
+
+@pytest.mark.parametrize(
+    ("request_", "parts"),
+    [
+        ("places lab/gpus", (0, 1, 2, 1)),
+        ("LocalQueue lab/gpus", (0, 0, 0, 0)),
+        ("ClusterQueue", (1, 1, 0, 1)),
+        ("Workload", (1, 1, 2, 0)),
+    ],
+)
+@pytest.mark.parametrize("error", [RequestRefused(403, "Forbidden", "no"), Unavailable("away")])
+def test_a_part_that_cannot_be_read_is_left_out_and_logged_once(
+    request_: str, parts: tuple[int, ...], error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    api = QueuesApi()
+    api.refused[request_] = error
+    usage = QueueUsageReader(api)  # type: ignore[arg-type]
+    usage.note(("lab", "digits"), "gpus")
+    with caplog.at_level("INFO"):
+        for _ in range(3):
+            jumping(usage.refresh())
+    latest = usage.latest
+    assert latest is not None
+    assert (len(latest.places), len(latest.cluster_queues), len(latest.cohorts), len(latest.uses)) == parts
+    assert caplog.text.count("queue-usage-not-read") == 1

@@ -11,6 +11,7 @@ from tandem_operator.job_memory import Attempt, write_key
 from tandem_operator.objects import Manifest
 from tandem_operator.observed import Children, KubeObject, Pod, Workload, children, observe
 from tandem_operator.plan import ReconcilePlan
+from tandem_operator.queue_usage import QueuePlace, QueueUsage
 from tandem_operator.reporting import JobProblem
 from tandem_operator.workloads import NodePlacement, Queueing, placement_of
 from tests.support.worlds.operator_job import (
@@ -401,6 +402,21 @@ def test_since_when_a_job_waits_is_the_same_at_each_look_whatever_the_status_kee
     (queue,) = [planned(of, waiting).status.queue]
     assert queue is not None
     assert queue.waiting_since == "2026-01-01T00:00:00Z"
+
+
+def test_a_job_that_waits_shows_its_place_and_one_that_has_all_shows_none() -> None:
+    of = queued()
+    base, third, fourth = of_all(of)
+    known = QueueUsage(places={("default", f"digits-queue-{slot}"): QueuePlace(slot + 1, slot + 4) for slot in (0, 1)})
+
+    def shown(*there: Workload) -> tuple[str, int | None]:
+        plan = decided(of, surroundings(of, *there), snapshot=heard(), queueing=QUEUEING, queue_usage=known)
+        assert plan.status.queue is not None
+        return plan.waits_in, plan.status.queue.position
+
+    assert shown(workload(base, admitted=False)) == ("gpus", 1)
+    assert shown(workload(base), workload(third, admitted=False), workload(fourth, admitted=False)) == ("gpus", 2)
+    assert shown(workload(base), workload(third), workload(fourth)) == ("", None)
 
 
 def test_a_script_is_not_complete_while_a_worker_that_gives_way_still_runs() -> None:
