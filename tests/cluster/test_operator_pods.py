@@ -247,12 +247,10 @@ def test_a_program_evaluates_each_checkpoint_in_pods_without_a_gpu_and_its_best_
 def test_evaluators_wait_for_gpus_beside_a_stand_in_and_take_them_when_they_are_free(
     namespace: Namespace, operator: Operator, images: Images
 ) -> None:
-    limits = {"nvidia.com/gpu": 4}
+    holder = container("holder", images.operator, "sleep", "100000", resources={"limits": {"nvidia.com/gpu": 4}})
     for name in ("first", "second"):
-        # All GPUs of both nodes, of which one is given back below.
-        holder = pod(name, [container("holder", images.operator, "sleep", "100000")])
-        holder["spec"]["containers"][0]["resources"] = {"limits": limits}
-        namespace("apply", "-f", "-", stdin=json.dumps(holder))
+        # All GPUs of both nodes; one pod gives its own back below.
+        namespace.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod([holder])})
     program = "import os, torch; from tandem.evaluation import checkpoints"
     program += "\nfor one in checkpoints(): one.report(gpus=len(os.environ['CUDA_VISIBLE_DEVICES']))"
     evaluators = {
@@ -269,9 +267,10 @@ def test_evaluators_wait_for_gpus_beside_a_stand_in_and_take_them_when_they_are_
     job.becomes(
         lambda: (job.status.get("latestEvaluation") or {}).get("value") == 0.0, "a score of the stand-in", 120.0
     )
-    assert "Insufficient nvidia.com/gpu" in job.describe()
-    assert "EvaluatorFallback" in job.describe()
-    assert len(job.live("evaluator")) == 2
+    events = namespace("get", "events")
+    assert "EvaluatorFallback" in events
+    assert "Insufficient nvidia.com/gpu" in events
+    assert len(job.pods("evaluator")) == 2
     namespace("delete", "pod", "first", "--grace-period=0")
     job.becomes(lambda: (job.status.get("latestEvaluation") or {}).get("value") == 1.0, "a score on a GPU", 120.0)
     job.becomes(lambda: len(job.live("evaluator")) == 1, "that the stand-in is gone")
