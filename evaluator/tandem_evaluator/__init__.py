@@ -1,1 +1,21 @@
-"""The evaluators: CPU processes that evaluate every checkpoint during training."""
+"""The evaluators: CPU processes that evaluate every checkpoint during training.
+
+loop           survey, choose, claim, evaluate, publish
+survey         which checkpoints exist, and how far each is evaluated
+choice         what to do next
+claim          the claim on one shard
+evaluation     the evaluation of one shard
+scoring        the interface of the ways to evaluate
+program        `evaluators.command`
+task_program   tasks of the user's own
+harness        lm-evaluation-harness
+result         results of a shard, and merged ones
+publication    the files that are written
+gallery        pictures of misclassified samples
+watch          checkpoints in a script's own format
+base_model     the base model of a fine-tuning, as a checkpoint
+preparation    the job's code, and its way to score
+crew           several evaluator processes in one pod
+once           evaluates again without recording
+evaluator_log  logs
+"""

@@ -1,6 +1,11 @@
 """The DistributedTrainingJob: what a user writes, and what it says of tasks, strategies and pods.
 
 resource             the custom resource: its fields, defaults, rules and documentation
+trainer              `spec.trainer`: a task, or a command
+storage              `checkpoint.storage`: a volume, a bucket, or both
+stop_when            `runPolicy.stopWhen`
+sweep                a sweep: one job with several settings
+adapter_options      which options of other libraries are supported
 manifest             YAML with jobs: reading, `--set`, errors with their position
 tasks                the built-in tasks, the loop, and their settings
 causal_lm            the parameters of the task `causal-lm`

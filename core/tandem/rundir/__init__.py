@@ -19,6 +19,19 @@ records          the typed records of these logs
 provenance       the hash chain of what a run used and produced
 ledger           the newest ledger that the coordinator recorded
 archive          a run directory as a tar stream
+training_log     facts that several readers take from training logs
+timeline         the run as `tandem.wire.trace` reads it
+bucket           a run in a bucket: names, writers, order
+store            an object store's operations and guarantees
+upload           the process that brings a run into its bucket
+download         gets a run from its bucket
+fetch            reads one object in a process of its own
+sync             the exchange of a pod's run directory through the bucket
+sync_service     its process
+sync_client      requests to that process
+sync_state       what was equal after an exchange
+bundles          copies of many small files in a few objects
+bucket_usage     counts of requests
 code             the packed code of a job, and the processes that work in it
 wrong_samples    pictures of misclassified samples
 tensor_header    the header of a safetensors file

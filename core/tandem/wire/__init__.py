@@ -7,6 +7,7 @@ reasons             one word for each condition and Event
 measures            the numbers that several views show
 ledger              the use of resources by purpose, and its cost
 wall_time           the wall time of a run by cause
+trace               the time around each generation's start, divided into spans
 save_interval       the interval of saves that costs least
 metrics             every Prometheus metric
 stacks              stacks of ranks, for `tandem debug`
