@@ -25,7 +25,8 @@ PREFIX = "runs/alone"
 STEPS = 400 * 23
 TRAINER = {
     "task": "image-classification",
-    "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 400, "globalBatchSize": 64},
+    "parameters": {"model": "cnn", "data": {"name": "digits"}},
+    "loop": {"epochs": 400, "globalBatchSize": 64},
 }
 COUNTS = {"worker": 2, "coordinator": 1, "evaluator": 2}
 

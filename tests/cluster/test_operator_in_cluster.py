@@ -73,7 +73,7 @@ def test_it_runs_a_job_to_its_end_and_may_die_meanwhile(namespace: Namespace) ->
     job = Job(namespace, "short")
     whole = manifest("short")
     # The step of a job is written every ten seconds, or every twenty: it must still train when one was seen.
-    whole["spec"]["trainer"]["config"]["epochs"] = 400
+    whole["spec"]["trainer"]["loop"]["epochs"] = 400
     job.apply(whole)
     job.trains()
     before = operators(namespace)

@@ -42,7 +42,7 @@ def test_a_job_on_the_volume_of_an_earlier_one_goes_on_and_one_that_cannot_gets_
     job.apply(manifest("again", trainer=LONG, checkpoint=shared))
     job.trains(beyond=50)
     namespace("delete", "dtj", "again")
-    other = images({**LONG["config"], "model": "baby-cnn"})
+    other = LONG | {"parameters": {**LONG["parameters"], "model": "baby-cnn"}}
     job.apply(manifest("again", trainer=other, checkpoint=shared))
     job.becomes(lambda: "set spec.checkpoint.onExisting to Fresh" in str(job.status.get("message")), "its reason")
     job.becomes(lambda: not job.live("worker"), "no workers", 60.0)

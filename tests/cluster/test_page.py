@@ -123,7 +123,7 @@ def test_a_job_on_the_cluster_is_opened_through_kubectl_and_found_again_after_it
 ) -> None:
     job = Job(namespace, "seen")
     whole = manifest("seen")
-    whole["spec"]["trainer"]["config"]["epochs"] = 5000
+    whole["spec"]["trainer"]["loop"]["epochs"] = 5000
     job.apply(whole)
     job.trains()
     said, told = tmp_path / "said.txt", tmp_path / "told.txt"

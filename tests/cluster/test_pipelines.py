@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.full("operator", "coordinator", "trainer"), pytest.mar
 
 def test_workers_come_and_go_and_pipelines_stay_whole(namespace: Namespace, operator: Operator) -> None:
     job = Job(namespace, "stages")
-    trainer = LONG | {"config": {**LONG["config"], "strategy": "pipeline", "pipeline": {"stages": 2}}}
+    trainer = LONG | {"loop": {**LONG["loop"], "strategy": "pipeline", "pipeline": {"stages": 2}}}
     workers = {"replicas": 2, "minReplicas": 1, "maxReplicas": 4}
     job.apply(manifest("stages", trainer=trainer, workers=workers, elasticity={"growCooldownSeconds": 1}))
     # The first job on a node has its image pulled, which is some GB.

@@ -47,7 +47,7 @@ def job(namespace: Namespace, operator: Operator) -> Job:
     found = Job(namespace, NAME)
     whole = manifest(NAME)
     # It learns slowly, so that there is something to see.
-    whole["spec"]["trainer"]["config"] |= {"epochs": 5_000, "optimizer": {"learningRate": 1e-5}}
+    whole["spec"]["trainer"]["loop"] |= {"epochs": 5_000, "optimizer": {"learningRate": 1e-5}}
     whole["spec"]["checkpoint"]["everySteps"] = 400
     whole["spec"]["workers"] |= {"minReplicas": 1, "resources": {"limits": {"nvidia.com/gpu": 1}}}
     whole["spec"]["elasticity"] = {"growCooldownSeconds": 1}

@@ -94,7 +94,7 @@ def test_a_job_is_on_the_charts_server_with_a_point_a_step_though_server_and_wor
 ) -> None:
     job = Job(namespace, "tracked")
     whole = manifest("tracked", tracking={"mlflow": {}}, checkpoint={"everySteps": EVERY, "storage": {"size": "1Gi"}})
-    whole["spec"]["trainer"]["config"]["epochs"] = EPOCHS
+    whole["spec"]["trainer"]["loop"]["epochs"] = EPOCHS
     job.apply(whole)
     job.becomes(lambda: tracked.last_step() >= EVERY, "the first checkpoint's steps in MLflow", 300.0)
 
@@ -112,7 +112,7 @@ def test_a_job_is_on_the_charts_server_with_a_point_a_step_though_server_and_wor
     found = tracked.all()
     (run,) = found["runs"]
     last = job.status["progress"]["totalSteps"]
-    assert run["parameters"]["trainer.config.epochs"] == str(EPOCHS)
+    assert run["parameters"]["trainer.loop.epochs"] == str(EPOCHS)
     assert run["parameters"]["workers.replicas"] == "2"
     assert sorted(step for step, _ in run["curves"]["train/loss"]) == list(range(1, last + 1)), "each step once"
     evaluated = dict(run["curves"]["eval/accuracy"])

@@ -26,9 +26,10 @@ from tests.support.waiting import until
 CRD = ROOT / "charts/tandem/files/crd.yaml"
 KIND = "distributedtrainingjobs.tandem.dev"
 ACCOUNT = "tandem-operator"
-LONG = {
+LONG: Manifest = {
     "task": "image-classification",
-    "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 100_000, "globalBatchSize": 64},
+    "parameters": {"model": "cnn", "data": {"name": "digits"}},
+    "loop": {"epochs": 100_000, "globalBatchSize": 64},
 }
 """What a job trains that no test sees the end of."""
 _WORKERS = {"labelSelector": {"matchLabels": {"tandem.dev/role": "worker"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -185,7 +186,8 @@ def manifest(name: str, **spec: Any) -> Manifest:
     """A job of two workers and one evaluator that trains the digits."""
     task = {
         "task": "image-classification",
-        "config": {"model": "cnn", "data": {"name": "digits"}, "epochs": 60, "globalBatchSize": 64},
+        "parameters": {"model": "cnn", "data": {"name": "digits"}},
+        "loop": {"epochs": 60, "globalBatchSize": 64},
     }
     whole = {
         "trainer": task,
