@@ -6,7 +6,7 @@ STAMP := $(VENV)/.tandem
 .PHONY: help setup run one fmt lint type check test gate chance mutations e2e e2e-prepare e2e-full slurm gpu \
 	cluster soak soak-operator soak-strangers generate picture images clean index \
 	bench bench-scale bench-short-jobs bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies \
-	bench-fine-tuning bench-queue bench-sweep bench-save-interval bench-corruption
+	bench-fine-tuning bench-queue bench-sweep bench-save-interval bench-corruption bench-swap
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -116,6 +116,9 @@ bench-save-interval: $(STAMP) ## checkpoint.every: Auto beside the best interval
 
 bench-corruption: $(STAMP) ## Wrong numbers that are planted, whether each is named, and false alarms (ARGS="--steps 100000 --only memory"; 5 minutes)
 	@$(BIN)/python -m benchmarks.corruption $(ARGS)
+
+bench-swap: $(STAMP) ## The weights of the next checkpoint in a warm evaluator beside a new process (ARGS="--rounds 5 --only '0.7 GB'")
+	@$(BIN)/python -m benchmarks.swap $(ARGS)
 
 bench-operator: $(STAMP) ## The operator under 1,000 jobs, and what it does when pods die (a cluster; ARGS="--only scale --jobs 1000")
 	@$(BIN)/python -m benchmarks.operators $(ARGS)

@@ -119,7 +119,7 @@ def measure(name: str, size: float, rounds: int, folder: Path) -> list[Verdict]:
     for _ in range(rounds):
         _, together = child(layers, [folders[0], *folders, folders[0]])
         swaps = together["seconds"][1:]
-        alone = [child(layers, [each])[0] for each in folders]
+        alone = [child(layers, [used])[0] for used in folders]
         warm.append(statistics.median(swaps))
         cold.append(statistics.median(alone))
         ratios.append(warm[-1] / cold[-1])

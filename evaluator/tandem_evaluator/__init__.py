@@ -1,4 +1,4 @@
-"""The evaluators: CPU processes that evaluate every checkpoint during training.
+"""The evaluators: processes that evaluate every checkpoint during training, on CPUs or spare GPUs.
 
 loop           survey, choose, claim, evaluate, publish
 survey         which checkpoints exist, and how far each is evaluated
@@ -14,7 +14,8 @@ publication    the files that are written
 gallery        pictures of misclassified samples
 watch          checkpoints in a script's own format
 base_model     the base model of a fine-tuning, as a checkpoint
-preparation    the job's code, and its way to score
+preparation    the process's GPUs, the job's code, and its way to score
+device         the device that a built-in model stays on
 crew           several evaluator processes in one pod
 once           evaluates again without recording
 evaluator_log  logs

@@ -6,6 +6,7 @@ reconcile         which objects of a job to create and delete
 plan              inputs and result of `reconcile`
 lifecycle         whether a job trains, drains, is suspended, or ends
 replicas          which pods of a role to create and delete
+stand_ins         evaluators on CPUs while others wait for GPUs
 pods              containers and security settings of each role
 pod_starts        why a pod does not start
 pod_ends          what the end of a pod leads to
@@ -22,7 +23,8 @@ job_memory        per-job memory between reconciles
 job_queue         the Workloads of a job, compared with what it needs
 workloads         Kueue Workloads
 pod_groups        Kueue pod groups
-queueing          ResourceFlavors and PriorityClasses
+queueing          ResourceFlavors, PriorityClasses, and the use of queues, as the cluster tells
+queue_usage       who has the quota that a job waits for
 gang_deadlock     jobs that block each other
 claimants         jobs that are starved, or have backed off
 workqueue         which jobs to reconcile, and when

@@ -553,8 +553,8 @@ class Spec(Model):
     @property
     def evaluator_gpus(self) -> int:
         """Number of GPUs of each evaluator pod."""
-        asked = overridden_resources(self.evaluation.resources, self.evaluation.template, "evaluator")
-        return sum(gpus(asked, self.workers.gpu_resource).values())
+        requested = overridden_resources(self.evaluation.resources, self.evaluation.template, "evaluator")
+        return sum(gpus(requested, self.workers.gpu_resource).values())
 
     @property
     def evaluation(self) -> Evaluators:
