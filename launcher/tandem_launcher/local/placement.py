@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandem.errors import UserError
+from tandem.formatting import count_noun
 from tandem.job.resource import DistributedTrainingJob
 
 Cores = tuple[int, ...]
@@ -157,5 +158,6 @@ def share_evaluator_gpus(
     used = {name for share in of_workers or [] for name in share.split(",")}
     unused = [name for name in gpus if name not in used]
     if len(unused) < count * replicas:
-        return [], f"{len(unused)} GPUs are left for evaluators, which ask for {count * replicas}; they compute on CPUs"
+        remaining = count_noun(len(unused), "GPU")
+        return [], f"{remaining} left for evaluators, which ask for {count * replicas}; they compute on CPUs"
     return [",".join(unused[index * count : (index + 1) * count]) for index in range(replicas)], ""

@@ -128,5 +128,5 @@ def test_evaluators_get_the_gpus_that_workers_leave_and_otherwise_compute_on_cpu
     assert share_evaluator_gpus(["0", "1", "2"], ["0"], asking) == (["1", "2"], "")
     assert share_evaluator_gpus(["0", "1"], [""], asking) == (["0", "1"], "")
     shares, line = share_evaluator_gpus(["0", "1"], ["0"], asking)
-    assert (shares, line) == ([], "1 GPUs are left for evaluators, which ask for 2; they compute on CPUs")
+    assert (shares, line) == ([], "1 GPU left for evaluators, which ask for 2; they compute on CPUs")
     assert share_evaluator_gpus(["0", "1"], ["0"], job(1)) == ([], "")
