@@ -363,9 +363,14 @@ class RunLedger:
         return wall.model_copy(update={"advice": advice})
 
     def _amounts(self, unsettled: float) -> tuple[UsageByPurpose, UsageByPurpose]:
-        worker_seconds, evaluators = self._workers.settled_seconds, self._observed.evaluator_seconds
+        worker_seconds, observed = self._workers.settled_seconds, self._observed
+        # Of a pod's processes each reports its GPUs, for one that stands in for it has none.
+        resources = (
+            ("gpu", self._gpus, observed.evaluator_gpu_seconds, 1.0),
+            ("cpu", self._cpus, observed.evaluator_seconds, self._evaluator_cpus),
+        )
         by_resource = []
-        for name, per_worker, per_evaluator in (("gpu", self._gpus, 0.0), ("cpu", self._cpus, self._evaluator_cpus)):
+        for name, per_worker, evaluators, per_evaluator in resources:
             base = self._base[name]
             workers = {purpose: base[purpose] + per_worker * worker_seconds[purpose] for purpose in PURPOSES}
             amounts = displayed_amounts(workers, per_worker * unsettled)

@@ -325,6 +325,8 @@ class EvaluatorFollower:
         self._shards = 0.0
         self.seconds: dict[Purpose, float] = {"waiting": 0.0, "idle": 0.0, "evaluation": 0.0}
         """Seconds for which its processes existed, up to the last sign of life, since it is followed, by purpose."""
+        self.gpu_seconds = dict(self.seconds)
+        """These seconds times the GPUs of each process."""
 
     def is_quiet(self, now: float) -> bool:
         """Whether its evaluator has ended, or has been silent for long. Another process may write on under the same
@@ -366,10 +368,14 @@ class EvaluatorFollower:
         else:
             # The process before it has lived on after its last sign of life, and was replaced when it had died.
             gap = sign.time - sign.age - earlier.time
-            self.seconds["idle"] += gap if 0.0 < gap <= REPLACED_SECONDS else 0.0
+            self._add("idle", gap if 0.0 < gap <= REPLACED_SECONDS else 0.0, earlier)
         evaluation_seconds = seconds if state == "evaluating" else min(seconds, shards)
-        self.seconds["evaluation"] += evaluation_seconds
-        self.seconds["waiting" if state == "starting" else "idle"] += seconds - evaluation_seconds
+        self._add("evaluation", evaluation_seconds, sign)
+        self._add("waiting" if state == "starting" else "idle", seconds - evaluation_seconds, sign)
+
+    def _add(self, purpose: Purpose, seconds: float, sign: Usage) -> None:
+        self.seconds[purpose] += seconds
+        self.gpu_seconds[purpose] += seconds * (sign.gpus or 0.0)
 
     def view(self, now: float) -> EvaluatorView | None:
         """The evaluator at `now`, in seconds since the epoch; None before its first sign of life and after its end."""

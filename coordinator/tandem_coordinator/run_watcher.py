@@ -146,6 +146,8 @@ class Observed:
     volume: Volume | None = None
     evaluator_seconds: Mapping[Purpose, float] = field(default_factory=dict)
     """Seconds for which evaluator processes existed, by purpose, since the last record of a ledger."""
+    evaluator_gpu_seconds: Mapping[Purpose, float] = field(default_factory=dict)
+    """These seconds times the GPUs of each process."""
     bucket: BucketUsage | None = None
     """Requests to the job's bucket; None without one."""
     provenance: ProvenanceHead | None = None
@@ -291,6 +293,7 @@ class RunDirectory:
             bucket=self._bucket.total(logs),
             provenance=None if self._provenance is None else self._provenance.end,
             evaluator_seconds=_sums(log.seconds for log in self._logs.values()),
+            evaluator_gpu_seconds=_sums(log.gpu_seconds for log in self._logs.values()),
             read_at=now,
         )
 

@@ -89,12 +89,12 @@ def _evaluate(rundir: RunDir, name: str, index: int, job: DistributedTrainingJob
             ExitCode.CONFIGURATION, f"evaluation is turned off in {job.metadata.name}: evaluators.replicas is 0"
         )
 
+    gpus = choose_gpus(job.spec.evaluation.processes_per_replica, index)
     try:
-        log = EvaluatorLog(rundir, name)
+        log = EvaluatorLog(rundir, name, gpus)
     except OSError as error:
         code = ExitCode.FAILED if is_transient(error) else ExitCode.CONFIGURATION
         raise CannotEvaluate(code, f"the run directory cannot be written: {error}") from error
-    choose_gpus(job.spec.evaluation.processes_per_replica, index)
     with log:
         if job.spec.trainer.code is not None and not enter_code(rundir, job.spec.trainer.code, job):
             return ExitCode.DONE

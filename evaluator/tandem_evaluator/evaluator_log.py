@@ -21,11 +21,15 @@ IDLE_SECONDS = 5.0
 class EvaluatorLog:
     """The log of one evaluator process. Leaving the `with` block writes the end record."""
 
-    def __init__(self, rundir: RunDir, name: str) -> None:
+    def __init__(self, rundir: RunDir, name: str, gpus: float = 0.0) -> None:
         """
+        Args:
+            gpus: GPUs of this process, or its share of one.
+
         Raises:
             OSError: the log cannot be opened.
         """
+        self._gpus = gpus or None
         self._writer = LogWriter(rundir.evaluator_log(name))
         self._writer.open()
         self._activity: tuple[str, str | None] = ("starting", None)
@@ -75,6 +79,7 @@ class EvaluatorLog:
             process=self._process,
             state=state,
             checkpoint=checkpoint,
+            gpus=self._gpus,
         )
         self._writer.append(used)
 

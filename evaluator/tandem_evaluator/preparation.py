@@ -24,8 +24,9 @@ class CannotEvaluate(Exception):  # noqa: N818 - it says what happened
         self.code = code
 
 
-def choose_gpus(processes: int, index: int) -> None:
+def choose_gpus(processes: int, index: int) -> float:
     """Leave only this process's share of the pod's GPUs visible, before anything computes on one.
+    Returns the number of its GPUs, a fraction where several processes share one.
 
     Args:
         processes: number of processes of the pod. With more of them than GPUs, several share one.
@@ -43,6 +44,7 @@ def choose_gpus(processes: int, index: int) -> None:
     else:
         own = names[index * len(names) // processes : (index + 1) * len(names) // processes]
     os.environ[VISIBLE_GPUS] = ",".join(own)
+    return len(own) if processes < len(names) else len(names) / processes
 
 
 def enter_code(rundir: RunDir, digest: str, job: DistributedTrainingJob) -> bool:

@@ -423,6 +423,8 @@ class Usage(Record):
     """starting, idle or evaluating."""
     checkpoint: Text = None
     """Checkpoint that is being evaluated."""
+    gpus: Seconds = None
+    """GPUs of this process, or its share of one; absent on CPUs."""
 
 
 class Evaluated(Record):

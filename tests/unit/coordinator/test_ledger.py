@@ -84,6 +84,8 @@ class LedgerWorld:
         self.evaluators: dict[str, Evaluator] = {}
         self.due: list[tuple[float, str]] = []
         """Processes that start again, and when."""
+        self.evaluator_gpus: float | None = None
+        """GPUs of an evaluator process."""
         self.existed = {"worker": 0.0, "evaluator": 0.0}
         """Seconds of processes, as somebody counts who sees everything."""
         self.computed = 0.0
@@ -271,7 +273,9 @@ class LedgerWorld:
         evaluator = self.evaluators[name]
         evaluator.said, evaluator.state = self.now, self._doing
         age = self.now - evaluator.born
-        sign = records.Usage(time=T0 + self.now, cpu_seconds=0.0, age=age, state=evaluator.state)
+        sign = records.Usage(
+            time=T0 + self.now, cpu_seconds=0.0, age=age, state=evaluator.state, gpus=self.evaluator_gpus
+        )
         self._write(f"evaluator-{name}", sign)
 
     def _write(self, log: str, record: records.Record) -> None:
@@ -449,8 +453,12 @@ def spent(ledger: Ledger, purpose: Purpose) -> float:
     return found
 
 
-def test_a_run_with_kills_and_restarts_of_its_coordinator_adds_up_within_one_percent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gpus", [None, 0.5])
+def test_a_run_with_kills_and_restarts_of_its_coordinator_adds_up_within_one_percent(
+    tmp_path: Path, gpus: float | None
+) -> None:
     world = LedgerWorld(tmp_path / "run", workers=3, evaluators=2)
+    world.evaluator_gpus = gpus
     world.passes(30.0)
     for name in ("worker-1", "evaluator-0", "worker-0", "worker-2"):
         world.dies(name)
@@ -473,7 +481,9 @@ def test_a_run_with_kills_and_restarts_of_its_coordinator_adds_up_within_one_per
     # A worker has two CPUs here, an evaluator one.
     truth = 2 * world.existed["worker"] + world.existed["evaluator"]
     assert ledger.cpu_seconds.total == pytest.approx(truth, rel=0.01)
-    assert ledger.gpu_seconds.total == 0.0
+    # It has half of a GPU, as its own records say.
+    assert ledger.gpu_seconds.total == pytest.approx((gpus or 0.0) * world.existed["evaluator"], rel=0.03)
+    assert (ledger.gpu_seconds.evaluation > 0.0) == (gpus is not None)
     assert spent(ledger, "compute") + spent(ledger, "recomputed") == pytest.approx(2 * world.computed, rel=0.01)
     assert spent(ledger, "recomputed") > 0.0
     assert spent(ledger, "evaluation") == pytest.approx(world.existed["evaluator"] / 2, rel=0.15)

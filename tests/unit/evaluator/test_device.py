@@ -36,7 +36,8 @@ def test_the_processes_of_a_pod_divide_its_gpus(
         monkeypatch.setenv(VISIBLE_GPUS, visible or "")
         if visible is None:
             monkeypatch.delenv(VISIBLE_GPUS)
-        choose_gpus(processes, index)
+        owned = choose_gpus(processes, index)
+        assert owned == pytest.approx(sum(1 / shares.count(share) for name in share.split(",") if name))
         assert os.environ[VISIBLE_GPUS] == share
 
 
