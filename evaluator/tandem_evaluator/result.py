@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from tandem.confidence import Interval, mean_interval, share_interval
+from tandem.confidence import Interval, Z, mean_interval, share_interval
 from tandem.evaluation import (
     MAX_BINS,
     MAX_CLASSES,
@@ -49,6 +49,8 @@ Intervals = dict[MetricName, Ends]
 
 MAX_WRONG = 24
 """Maximum number of misclassified samples in a result: enough to look at, and a few hundred bytes."""
+MIN_SAMPLES_OF_CLASS = 20
+"""Minimum number of samples for each class, on average, for the interval of macro F1: with ten, 95 % would be 90 %."""
 NOT_FINITE = "the loss is not finite, so this checkpoint cannot become the best one"
 
 
@@ -379,7 +381,7 @@ def merge_program(results: Sequence[ProgramShard], metric: str) -> ProgramResult
             confusion = counts.tolist()
             accuracy, macro_f1, per_class_f1 = scores(counts)
             metrics = {"accuracy": accuracy, "macroF1": macro_f1, **metrics}
-            intervals = {**_by_name("accuracy", accuracy_interval(counts)), **intervals}
+            intervals = {**_confusion_intervals(counts), **intervals}
         else:
             notes.append("its confusion matrix is empty")
     if metric in histograms:
@@ -461,11 +463,16 @@ def _totals(parts: Sequence[ShardResult | ValidationCounts]) -> tuple[int, np.nd
 
 
 def _intervals(parts: Sequence[ShardResult | ValidationCounts], confusion: np.ndarray) -> Intervals:
-    """The confidence intervals of accuracy and loss, over all shards. Macro F1 has none: it is no mean over samples."""
+    """The confidence intervals of the scores, over all shards."""
     means = [Mean(part.loss_sum or 0.0, part.samples, _moments(part.loss_moments)) for part in parts]
     loss = added(means)
     assert isinstance(loss, Mean)
-    return {**_by_name("accuracy", accuracy_interval(confusion)), **_by_name(LOSS, mean_interval(loss))}
+    return {**_confusion_intervals(confusion), **_by_name(LOSS, mean_interval(loss))}
+
+
+def _confusion_intervals(confusion: np.ndarray) -> Intervals:
+    accuracy, macro_f1 = accuracy_interval(confusion), macro_f1_interval(confusion)
+    return {**_by_name("accuracy", accuracy), **_by_name("macroF1", macro_f1)}
 
 
 def _moments(sums: MomentSums) -> Moments | None:
@@ -479,6 +486,33 @@ def accuracy_interval(confusion: np.ndarray) -> Interval | None:
         confusion: [classes, classes] counts.
     """
     return share_interval(int(np.trace(confusion)), int(confusion.sum()))
+
+
+def macro_f1_interval(confusion: np.ndarray) -> Interval | None:
+    """The confidence interval of the mean F1 of the classes; None without a mistake, or with few samples of a class.
+
+    The variance is that of a smooth function of multinomial counts, taken to the logit, which keeps the ends between 0
+    and 1. (Takahashi et al. 2022, https://doi.org/10.1007/s10489-021-02635-5)
+
+    Args:
+        confusion: [classes, classes] counts.
+    """
+    totals = (confusion.sum(axis=0) + confusion.sum(axis=1)).astype(float)
+    present = totals > 0
+    classes, samples = int(present.sum()), int(confusion.sum())
+    if samples < MIN_SAMPLES_OF_CLASS * classes or samples == np.trace(confusion):
+        return None
+    inverse = np.divide(1.0, totals, out=np.zeros_like(totals), where=present)
+    f1 = 2 * np.diag(confusion) * inverse
+    # The derivative of the mean by the count of each cell. Weighted by the counts its sum is 0.
+    weighted = f1 * inverse
+    gradient = (np.diag(2 * inverse) - weighted[:, None] - weighted[None, :]) / classes
+    mean, variance = float(f1.sum()) / classes, float((confusion * gradient**2).sum())
+    if not 0.0 < mean < 1.0:
+        return None
+    center, half = math.log(mean / (1 - mean)), Z * math.sqrt(variance) / (mean * (1 - mean))
+    low, high = (1 / (1 + math.exp(-end)) for end in (center - half, center + half))
+    return Interval(min(low, mean), max(high, mean))
 
 
 def _by_name(name: str, interval: Interval | None) -> Intervals:

@@ -11,6 +11,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -22,7 +23,7 @@ from tandem.processes import limits
 from tandem.wire.status import CheckpointRef
 from tandem_evaluator import program
 from tandem_evaluator.program import ProgramScoring
-from tandem_evaluator.result import ProgramShard, merge_program
+from tandem_evaluator.result import ProgramShard, macro_f1_interval, merge_program
 from tandem_evaluator.scoring import ProgramFailed, Work
 from tests.support import SCRIPTS
 from tests.support.waiting import until
@@ -180,6 +181,7 @@ def test_a_mean_that_is_reported_with_its_sums_has_an_interval_however_the_data_
     assert loss is not None
     assert merged.intervals == {
         "accuracy": list(share_interval(152, 158) or ()),
+        "macroF1": list(macro_f1_interval(np.array([[150, 6], [0, 2]])) or ()),
         "loss": list(loss),
         "perplexity": [math.exp(end) for end in loss],
         "hits": list(share_interval(54, 300) or ()),

@@ -15,7 +15,7 @@ from tandem.rundir.durable import encode
 from tandem.rundir.evaluations import Goal
 from tandem.rundir.layout import checkpoint_name
 from tandem_evaluator.publication import best
-from tandem_evaluator.result import MergedResult, ShardResult, merge, scores, shard_samples
+from tandem_evaluator.result import MergedResult, ShardResult, macro_f1_interval, merge, scores, shard_samples
 
 
 def shard_result(
@@ -190,10 +190,10 @@ def test_a_result_of_the_version_before_has_no_interval_of_the_loss_and_leaves_t
     assert sums is not None
     new = [shard_result(shard, 2, confusion=[[20, 20], [0, 0]], loss_sum=117.0) for shard in (0, 1)]
     new = [shard.model_copy(update={"loss_moments": list(sums)}) for shard in new]
-    assert set(merge(new).intervals) == {"accuracy", "loss"}
+    assert set(merge(new).intervals) == {"accuracy", "loss", "macroF1"}
     body = {name: value for name, value in new[1].to_json().items() if name != "lossMoments"}
     merged = merge([new[0], ShardResult.read(body)])
-    assert set(merged.intervals) == {"accuracy"}
+    assert set(merged.intervals) == {"accuracy", "macroF1"}
     old = {name: value for name, value in merged.to_json().items() if name != "intervals"}
     assert MergedResult.read(old).intervals == {}
     assert "tied" not in (best([MergedResult.read(old)] * 2, {1: None}, "accuracy", "Maximize") or {})
@@ -203,3 +203,33 @@ def test_the_value_is_the_score_itself_whatever_the_goal() -> None:
     found = best([result(10, 50)], {1: None}, "accuracy", "Minimize")
     assert found["value"] == 0.5
     assert math.isfinite(found["value"])
+
+
+def test_the_interval_of_macro_f1_holds_the_true_value_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(1)
+    cells = np.full((4, 4), 0.05)
+    np.fill_diagonal(cells, 0.85)
+    cells = cells * np.array([0.4, 0.3, 0.2, 0.1])[:, None] / cells.sum(axis=1)[:, None]
+    _, true, _ = scores((cells * 1_000_000).round().astype(np.int64))
+    hits = 0
+    for _ in range(1000):
+        interval = macro_f1_interval(generator.multinomial(300, cells.ravel()).reshape(4, 4))
+        assert interval is not None
+        hits += interval.low <= true <= interval.high
+    assert 930 <= hits <= 970
+
+
+@pytest.mark.parametrize(
+    "matrix",
+    [[[0, 0], [0, 0]], [[30, 0], [0, 30]], [[0, 30], [30, 0]], [[9, 1], [1, 9]], [[40]]],
+    ids=["empty", "no mistake", "nothing right", "too few", "one class"],
+)
+def test_macro_f1_has_no_interval_where_it_would_not_hold(matrix: list[list[int]]) -> None:
+    assert macro_f1_interval(np.array(matrix)) is None
+
+
+def test_a_class_that_does_not_occur_does_not_count_in_the_interval_of_macro_f1() -> None:
+    small = np.array([[40, 3], [2, 50]])
+    padded = np.zeros((3, 3), dtype=np.int64)
+    padded[:2, :2] = small
+    assert macro_f1_interval(padded) == macro_f1_interval(small) is not None
