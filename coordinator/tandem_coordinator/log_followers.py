@@ -326,7 +326,7 @@ class EvaluatorFollower:
         self.seconds: dict[Purpose, float] = {"waiting": 0.0, "idle": 0.0, "evaluation": 0.0}
         """Seconds for which its processes existed, up to the last sign of life, since it is followed, by purpose."""
         self.gpu_seconds = dict(self.seconds)
-        """These seconds times the GPUs of each process."""
+        """Seconds of the same processes, times the GPUs of each."""
 
     def is_quiet(self, now: float) -> bool:
         """Whether its evaluator has ended, or has been silent for long. Another process may write on under the same

@@ -147,7 +147,7 @@ class Observed:
     evaluator_seconds: Mapping[Purpose, float] = field(default_factory=dict)
     """Seconds for which evaluator processes existed, by purpose, since the last record of a ledger."""
     evaluator_gpu_seconds: Mapping[Purpose, float] = field(default_factory=dict)
-    """These seconds times the GPUs of each process."""
+    """Seconds of the same processes, times the GPUs of each."""
     bucket: BucketUsage | None = None
     """Requests to the job's bucket; None without one."""
     provenance: ProvenanceHead | None = None

@@ -244,12 +244,16 @@ def write(model: MiniGPT, tokenizer: Tokenizer, prompt: bytes, count: int, tempe
     """
     generator = torch.Generator().manual_seed(seed)
     tokens = tokenizer.encode(prompt or b"\n").tolist()
-    prompt_length = len(tokens)
+    prompt_length, caches, device = len(tokens), model.caches(), model.embedding.weight.device
     with torch.inference_mode():
         for _ in range(count):
-            context = torch.tensor([tokens[-model.shape.length :]], device=model.embedding.weight.device)
+            if len(tokens) <= model.shape.length:
+                output = model(torch.tensor([tokens[caches[0].length :]], device=device), caches)
+            else:
+                # Beyond the longest sequence the positions of all tokens change with each one.
+                output = model(torch.tensor([tokens[-model.shape.length :]], device=device))
             # Draws are the CPU's on any device.
-            logits = model(context)[0, -1].float().cpu()
+            logits = output[0, -1].float().cpu()
             if temperature == 0:
                 tokens.append(int(logits.argmax()))
             else:

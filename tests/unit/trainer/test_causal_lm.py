@@ -162,3 +162,24 @@ def test_it_writes_text_in_pieces_of_words_as_well(tmp_path: Path) -> None:
     made = task(text=str(file), tokenizer="bpe", vocabulary=300)
     torch.manual_seed(0)
     assert len(write(made.model().eval(), made.tokenizer, b"the quick", 30, temperature=1.0)) > 30
+
+
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_keys_and_values_that_are_kept_change_nothing_up_to_the_longest_sequence_and_beyond(positions: str) -> None:
+    torch.manual_seed(3)
+    config = CausalLMConfig(length=32, layers=2, heads=2, width=32, positions=positions)  # type: ignore[arg-type]
+    made = CausalLM(config)
+    model = made.model().eval()
+    assert isinstance(model, MiniGPT)
+    tokens = made.tokenizer.encode(b"the quick brown").tolist()
+    begin = len(tokens)
+    caches = model.caches()
+    with torch.inference_mode():
+        for _ in range(40):
+            logits = model(torch.tensor([tokens[-32:]]))[0, -1]
+            if len(tokens) <= 32:
+                kept = model(torch.tensor([tokens[caches[0].length :]]), caches)[0, -1]
+                assert torch.allclose(kept, logits, atol=1e-5)
+            tokens.append(int(logits.argmax()))
+    assert caches[0].length == 32
+    assert write(model, made.tokenizer, b"the quick brown", 40, temperature=0) == made.tokenizer.decode(tokens[begin:])

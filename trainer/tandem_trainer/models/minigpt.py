@@ -7,6 +7,7 @@ them.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -77,12 +78,21 @@ class MiniGPT(nn.Module):
             self.register_buffer("cosines", cosines, persistent=False)
             self.register_buffer("sines", sines, persistent=False)
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Compute the logits of the token that follows each; at most `length` tokens."""
-        x = self._embedded(tokens)
-        for block in self.blocks:
-            x = block(x, self._rotations(x))
+    def forward(self, tokens: Tensor, caches: "Sequence[KeyValueCache] | None" = None) -> Tensor:
+        """Compute the logits of the token that follows each; at most `length` tokens.
+
+        Args:
+            caches: one for each block, with the tokens before these; `tokens` are added to them.
+        """
+        start = caches[0].length if caches else 0
+        x = self._embedded(tokens, start)
+        for number, block in enumerate(self.blocks):
+            x = block(x, self._rotations(x, start), caches[number] if caches else None)
         return self._predicted(x)
+
+    def caches(self) -> "list[KeyValueCache]":
+        """Return empty caches for one text."""
+        return [KeyValueCache() for _ in self.blocks]
 
     def parts(self) -> dict[str, nn.Module]:
         """Return the forward pass in parts, one after the other, by the names of their first modules."""
@@ -94,16 +104,17 @@ class MiniGPT(nn.Module):
         exit_ = [self.norm, self.embedding if self.head is None else self.head]
         return {"embedding": Part(self._embedded, *entrance), **blocks, "norm": Part(self._predicted, *exit_)}
 
-    def _embedded(self, tokens: Tensor) -> Tensor:
+    def _embedded(self, tokens: Tensor, start: int = 0) -> Tensor:
         x = self.embedding(tokens)
         if self.places is not None:
-            x = x + self.places.weight[: tokens.shape[1]]
+            x = x + self.places.weight[start : start + tokens.shape[1]]
         embedded: Tensor = self.dropout(x)
         return embedded
 
-    def _rotations(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the rotations of the tokens of [N, tokens, width]."""
-        return None if self.places is not None else (self.cosines[: x.shape[1]], self.sines[: x.shape[1]])
+    def _rotations(self, x: Tensor, start: int = 0) -> tuple[Tensor, Tensor] | None:
+        """Return the rotations of the tokens of [N, tokens, width], the first of which is at the position `start`."""
+        positions = slice(start, start + x.shape[1])
+        return None if self.places is not None else (self.cosines[positions], self.sines[positions])
 
     def _through(self, block: nn.Module, x: Tensor) -> Tensor:
         added: Tensor = block(x, self._rotations(x))
@@ -119,6 +130,26 @@ class MiniGPT(nn.Module):
         return logits
 
 
+class KeyValueCache:
+    """Keys and values of one block for the tokens so far, for a text that is written token by token."""
+
+    def __init__(self) -> None:
+        self._key: Tensor | None = None
+        self._value: Tensor | None = None
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+        return 0 if self._key is None else self._key.shape[2]
+
+    def extended(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add those of further tokens, [N, heads, tokens, size]; returns those of all."""
+        if self._key is not None and self._value is not None:
+            key, value = torch.cat([self._key, key], dim=2), torch.cat([self._value, value], dim=2)
+        self._key, self._value = key, value
+        return key, value
+
+
 class Block(nn.Module):
     """One layer."""
 
@@ -127,9 +158,9 @@ class Block(nn.Module):
         self.before_attention, self.attention = nn.RMSNorm(shape.width), Attention(shape)
         self.before_mlp, self.mlp = nn.RMSNorm(shape.width), GatedMLP(shape)
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor] | None, cache: KeyValueCache | None = None) -> Tensor:
         """Add this layer's output to [N, tokens, width]."""
-        x = x + self.attention(self.before_attention(x), turns)
+        x = x + self.attention(self.before_attention(x), turns, cache)
         added: Tensor = x + self.mlp(self.before_mlp(x))
         return added
 
@@ -147,12 +178,17 @@ class Attention(nn.Module):
         self.out = nn.Linear(shape.width, shape.width, bias=False)
         self.dropout = nn.Dropout(shape.dropout)
 
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor] | None) -> Tensor:
-        """[N, tokens, width] → the same shape."""
+    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor] | None, cache: KeyValueCache | None = None) -> Tensor:
+        """[N, tokens, width] → the same shape. With a cache that has tokens, one token at a time."""
         query, key, value = (self._by_head(matrix(x)) for matrix in (self.query, self.key, self.value))
         if turns is not None:
             query, key = rotate(query, *turns), rotate(key, *turns)
-        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        is_causal = True
+        if cache is not None:
+            # A token after others may attend to all of them.
+            is_causal = not cache.length
+            key, value = cache.extended(key, value)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
         written: Tensor = self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
         return written
 
