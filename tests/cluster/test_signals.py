@@ -37,7 +37,7 @@ CRASH = "import os; os.kill(-1, 9)"
 """Run in a container, it ends all that runs there."""
 
 
-QUEUES = {metrics.OPERATOR_ADMITTED.name, metrics.OPERATOR_WAITING.name, metrics.OPERATOR_RELEASED.name}
+QUEUES = {metric.name for metric in metrics.OPERATOR if metric.name.startswith("tandem_operator_queue_")}
 """Of jobs in queues alone (test_kueue_workloads.py)."""
 
 
