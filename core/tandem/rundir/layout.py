@@ -12,7 +12,7 @@
         state/…  weights.safetensors      resumable state, and the weights alone for evaluators
     evaluations/step-000000500/           g000007.shard-0-of-2.json …, then g000007.json, the merged result; idempotent
     watched/step-000000500/               a checkpoint that the script wrote in its own way (tandem.rundir.watched)
-    best.json latest.json                 hints of evaluators and of the checkpoint writer; never trusted without the manifest
+    best.json latest.json                 hints of evaluators and checkpoint writer; never trusted without the manifest
     wrong.json                            pictures that the best checkpoint misclassifies (tandem.rundir.wrong_samples)
     leases/…                              expiring leases of readers and evaluators (see lease)
     tracking/                             the run's identity on a tracking server (tandem_coordinator.tracking), and
