@@ -10,7 +10,8 @@ compiled or allocated anew.
 """
 
 import os
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,13 +51,12 @@ class Compute:
                     parameter.data = parameter.data.to(torch.bfloat16)
         return model.eval().to(self.device)
 
-    def context(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def context(self) -> Iterator[None]:
         """The context of forward passes."""
-        stack = ExitStack()
-        stack.enter_context(torch.inference_mode())
-        if self.precision == "bfloat16":
-            stack.enter_context(torch.autocast(self.device.type, dtype=torch.bfloat16))
-        return stack
+        is_lower = self.precision == "bfloat16"
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=is_lower):
+            yield
 
 
 ON_CPU = Compute(torch.device("cpu"))

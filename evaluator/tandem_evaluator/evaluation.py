@@ -134,12 +134,13 @@ class Evaluation:
 
     def _take(self, weights: Mapping[str, Tensor]) -> None:
         # Convert to the model's own dtypes: weights may have been rounded for the transfer. A copy converts by itself.
+        copies = self._compute.is_gpu
         fitting = {
-            name: tensor.to(self._shapes[name].dtype) if name in self._shapes and not self._compute.is_gpu else tensor
+            name: tensor if copies or name not in self._shapes else tensor.to(self._shapes[name].dtype)
             for name, tensor in weights.items()
         }
         try:
-            self._model.load_state_dict(fitting, assign=not self._compute.is_gpu)
+            self._model.load_state_dict(fitting, assign=not copies)
         except RuntimeError as error:
             detail = " ".join(str(error).split())
             raise UnusableCheckpoint(f"its weights are not those of the job's model: {detail[:300]}") from error

@@ -494,9 +494,12 @@ def _evaluator_plan(
     job = inputs.job
     if lifecycle.stage in ("train", "drain"):
         needed, delay = stand_ins(evaluators, job.spec, inputs.now)
+        count = job.spec.evaluation.replicas
+        digest = _evaluator_template(inputs, images, colocated, 0).digest
+        on_cpus = _evaluator_template(inputs, images, colocated, count).digest if needed else ""
         policy = ReplicaPolicy(
-            indices=[*range(job.spec.evaluation.replicas if job.spec.evaluation.processes else 0), *needed],
-            is_current=lambda pod: pod.template == _evaluator_template(inputs, images, colocated, pod.index).digest,
+            indices=[*range(count), *needed],
+            is_current=lambda pod: pod.template == (digest if pod.index < count else on_cpus),
             # Before the drain, an evaluator that ended well took an earlier training's end for the end of this one.
             completes=lifecycle.stage == "drain",
             not_before=_not_before(inputs, names.EVALUATOR, required),
@@ -512,8 +515,9 @@ def _evaluator_plan(
     if until <= inputs.now:
         return RolePlan(delete=remaining)
     # A pod that still waits for a GPU when its stand-in has finished has nothing left to do.
-    idle = [pod for pod in remaining if pod.placed is None and have_evaluated(evaluators, job.spec.evaluation)]
-    return RolePlan(delete=tuple(idle), requeue_after=until - inputs.now if remaining else None)
+    is_evaluated = have_evaluated(evaluators, job.spec.evaluation)
+    idle = tuple(pod for pod in remaining if is_evaluated and pod.placed is None)
+    return RolePlan(delete=idle, requeue_after=until - inputs.now if remaining else None)
 
 
 def _ended_at(inputs: ReconcileInputs) -> float | None:

@@ -159,11 +159,14 @@ def plan(pods: Sequence[Pod], policy: ReplicaPolicy, now: float) -> RolePlan:
 
 def is_done(pods: Sequence[Pod], indices: Collection[int]) -> bool:
     """Whether the last pod of each of these replicas has ended well, and there is one."""
+    return bool(indices) and finished_indices(pods).issuperset(indices)
+
+
+def finished_indices(pods: Sequence[Pod]) -> set[int]:
+    """Indices of the replicas whose last pod has ended well, and that have no other pod."""
     last = {pod.index: pod for pod in pods if pod.ended}
-    unfinished = {pod.index for pod in pods if not pod.ended}
-    return bool(indices) and all(
-        index in last and last[index].end is PodEnd.FINISHED and index not in unfinished for index in indices
-    )
+    finished = {index for index, pod in last.items() if pod.end is PodEnd.FINISHED}
+    return finished - {pod.index for pod in pods if not pod.ended}
 
 
 def pause(failures: int) -> float:

@@ -9,6 +9,7 @@ Rejected: to replace the waiting pod by one without GPUs. It would lose its plac
 when a GPU is free.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from tandem.job.resource import Evaluators, Spec
@@ -27,15 +28,17 @@ def stand_ins(pods: Sequence[Pod], spec: Spec, now: float) -> tuple[list[int], f
     evaluators = spec.evaluation
     if evaluators.fallback is None or not spec.evaluator_gpus:
         return needed, None
+    live, existing = defaultdict[int, list[Pod]](list), {pod.index for pod in pods if not pod.deleting}
+    for pod in pods:
+        if pod.live:
+            live[pod.index].append(pod)
     for index in range(evaluators.replicas):
-        stand_in = evaluators.replicas + index
-        own = [pod for pod in pods if pod.index == index and pod.live]
+        stand_in, own = evaluators.replicas + index, live[index]
         if any(pod.started is not None for pod in own):
             continue
         remaining = [pod.created + evaluators.fallback_after_seconds - now for pod in own if pod.placed is None]
         # Once it exists it stays until the container of the other pod runs.
-        exists = any(pod.index == stand_in and not pod.deleting for pod in pods)
-        if exists or any(delay <= 0 for delay in remaining):
+        if stand_in in existing or any(delay <= 0 for delay in remaining):
             needed.append(stand_in)
         else:
             delays += remaining
@@ -44,7 +47,5 @@ def stand_ins(pods: Sequence[Pod], spec: Spec, now: float) -> tuple[list[int], f
 
 def have_evaluated(pods: Sequence[Pod], evaluators: Evaluators) -> bool:
     """Whether each evaluator of a job whose training is complete has ended well, or its stand-in has."""
-    count = evaluators.replicas
-    return count > 0 and all(
-        any(replicas.is_done(pods, [candidate]) for candidate in (index, count + index)) for index in range(count)
-    )
+    count, finished = evaluators.replicas, replicas.finished_indices(pods)
+    return count > 0 and all(index in finished or count + index in finished for index in range(count))
