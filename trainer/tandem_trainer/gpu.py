@@ -13,8 +13,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-"""Environment variable with the GPUs that a process may use, by number or UUID."""
+from tandem.processes.launch import VISIBLE_GPUS
+
 DRIVER = "/dev/nvidia-uvm"
 """Device file that a process has open once it computes on a GPU of NVIDIA, and not while it only queries NVML."""
 DRIVERS = {DRIVER, "/dev/kfd"}
@@ -100,7 +100,7 @@ class Gpu:
             return
         # Not current_device(): that is a property of the calling thread, and this is not the training thread.
         index = min(int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count() - 1)
-        self._device = Device(nvml, os.environ.get(VISIBLE), index)
+        self._device = Device(nvml, os.environ.get(VISIBLE_GPUS), index)
 
 
 def _handle(nvml: ModuleType, visible: str | None, index: int) -> Any:

@@ -118,7 +118,7 @@ class ProcessFactory:
         for library in ("GLOO", "NCCL"):
             variables.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
         if self.gpus is not None:
-            variables["CUDA_VISIBLE_DEVICES"] = self.gpus[index]
+            variables[launch.VISIBLE_GPUS] = self.gpus[index]
         command = launch.agent_command(self.job, endpoint, HOST)
         return self._process(name, command, variables, self.placement.of_worker(index))
 
@@ -128,7 +128,7 @@ class ProcessFactory:
         own = launch.evaluator_environment(self.job, self.run_dir.path.resolve(), replica)
         gpus = self.evaluator_gpus[int(replica.rpartition("-")[2])] if self.evaluator_gpus else ""
         variables = inherited(os.environ, self.scratch) | {"OMP_NUM_THREADS": "1"} | own
-        variables["CUDA_VISIBLE_DEVICES"] = gpus
+        variables[launch.VISIBLE_GPUS] = gpus
         command = launch.evaluator_command(int(index))
         return self._process(name, command, variables, self.placement.shared)
 

@@ -28,7 +28,8 @@ from types import ModuleType
 
 import psutil
 
-from tandem_trainer.gpu import DRIVER, VISIBLE, Device, load, open_driver
+from tandem.processes.launch import VISIBLE_GPUS
+from tandem_trainer.gpu import DRIVER, Device, load, open_driver
 
 SAMPLE_SECONDS = 1.0
 """Interval between samples, and before the first one, in seconds."""
@@ -55,7 +56,7 @@ class GpuWatch:
         self._changed = threading.Condition()
         self._pids: dict[int, int] = {}
         self._uses: dict[int, tuple[int, GpuUse]] = {}
-        visible = os.environ.get(VISIBLE)
+        visible = os.environ.get(VISIBLE_GPUS)
         self.absent = visible is not None and visible.strip() in ("", "-1")
         """Whether it is known that there is no GPU, or no NVML."""
         self._thread: threading.Thread | None = None
@@ -155,7 +156,7 @@ def _visible(pid: str) -> str | None:
     with suppress(OSError):
         for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             name, _, value = variable.partition(b"=")
-            if name == VISIBLE.encode():
+            if name == VISIBLE_GPUS.encode():
                 return value.decode(errors="replace")
         return None
-    return os.environ.get(VISIBLE)
+    return os.environ.get(VISIBLE_GPUS)
