@@ -16,7 +16,7 @@ from typing import Any
 from tandem.processes import distribution
 from tests.support import ROOT
 
-COMMIT = "98d9b9364a610fac1dd7fd5af989f6a5bd858a5d"
+COMMIT = "eee36797a1f0e2b3ebc442f66eb2aff0ad92875e"
 """The commit that the archive holds."""
 ARCHIVE = Path(__file__).with_name("sources.tar.xz")
 REST = ("charts/tandem", "images", ".dockerignore", "README.md", "constraints.txt", "pyproject.toml")
