@@ -17,7 +17,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tandem.formatting import count_noun, number
 from tandem.job.resource import CheckpointSpec, OnCorruption
 from tandem.job.tasks import RewindOn
 from tandem.processes.exitcode import ExitCode
@@ -30,8 +29,10 @@ from tandem.wire.protocol import SAVING
 from tandem.wire.reasons import Reason
 from tandem.wire.status import OPTIMIZER_DIFFERS, CheckpointRef, early_end_summary
 from tandem_trainer.agreement import SampleDigest, refuse_samples
+from tandem_trainer.checkpoint.mirror import Mirrors, Point
+from tandem_trainer.checkpoint.mirror_restore import restore_mirror
 from tandem_trainer.checkpoint.replicas import Replicas
-from tandem_trainer.checkpoint.restoring import check_disk, compare, record_start, restore
+from tandem_trainer.checkpoint.restoring import Restored, check_disk, compare, record_start, restore
 from tandem_trainer.checkpoint.saving import Author, SaveFailed, Saver, writers_of
 from tandem_trainer.checkpoint.train_state import Contents, TrainState
 from tandem_trainer.checkpoint.writer import Superseded
@@ -39,7 +40,7 @@ from tandem_trainer.continuation import MAX_REMEMBERED, LiveState, StateSource, 
 from tandem_trainer.corruption import CLOSE_SECONDS, CorruptionLog, SamplePlan, optimizer_problem
 from tandem_trainer.data.order import check_position
 from tandem_trainer.failure import ConfigurationError
-from tandem_trainer.loss_spikes import LossSpikes
+from tandem_trainer.loss_spikes import LossSpikes, TrainingDiverged, decision
 from tandem_trainer.meter import ON_GPU, RESIDENT, Cost, Meter, peak_memory
 from tandem_trainer.process_group import Group, PeerFault
 from tandem_trainer.rank_context import RankContext, StopRequest
@@ -50,20 +51,10 @@ from tandem_trainer.trouble import TroubleCounts, record_save
 log = logging.getLogger(__name__)
 
 LAST_SAVE_TRIES = 3
-ADVICE = "try a lower learning rate, a warm-up, or clipping of gradients."
-"""Advice for training that diverges."""
 NO_COST = Cost()
 """Cost of a loop of the user's own, which is not known."""
 UNKNOWN_STEPS = 2**62
 """Number of steps of a run whose data has no known length."""
-
-
-class TrainingDiverged(Exception):  # noqa: N818 - it says what happened
-    """The loss became useless, and training goes back or ends; carries the exit code. Raised on every rank."""
-
-    def __init__(self, code: ExitCode, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
 
 
 class DataSteps(Protocol):
@@ -131,7 +122,8 @@ class ElasticRun:
         self._context, self._checkpoints, self._stop, self._rewind_on = context, checkpoints, stop, rewind_on
         self._interval = SaveInterval(checkpoints)
         check_disk(context.rundir, context.group)
-        self._rewinds, self.on_corruption = _start_of_all(context.rundir, context.group)
+        self._rewinds, self.on_corruption, self._has_mirrors = _start_of_all(context.rundir, context.group)
+        self._mirrors: Mirrors | None = None
         self._skipped_windows = windows(self._rewinds)
         self._total: int | None = None
         self._log: LogWriter | None = None
@@ -227,7 +219,7 @@ class ElasticRun:
             return None
         if live is not None:
             raise PeerFault("no rank holds the newest state, so all have to start from a checkpoint")
-        restored = restore(context.rundir, group, lambda loaded: train_state.check(loaded.contents))
+        restored = self._restored(facts)
         manifest = restored.loaded.manifest if restored.loaded else None
         if manifest is not None:
             check_position(manifest.data, data, self.step_before(manifest))
@@ -244,26 +236,41 @@ class ElasticRun:
         # The record of the generation is written once all ranks hold equal weights: from then on it counts as trained.
         with self.corruptions.recording():
             compare(group, train_state.replicated())
-        parent = manifest.reference if manifest else None
+        parent, continues = restored.checkpoint, restored.continues
         record_start(
             *(context.rundir, group, context.generation, context.members, parent, origin, facts.datasets),
+            continues=continues,
             standby=facts.standby,
         )
         restored.release()
         self._prepare(
             manifest.step if manifest else 0, manifest.loop.get("health") if manifest else None, parent, facts
         )
-        if manifest is not None:
+        if restored.saved_at is not None:
             # The interval goes on from that checkpoint: groups that fail sooner than it lasts would never save.
-            self._last_save -= max(0.0, time.time() - manifest.created_at)
+            self._last_save -= max(0.0, time.time() - restored.saved_at)
+        if self._mirrors is not None:
+            self._mirrors.begin(continues, self._log)
         if self._log is not None:
             for name, reason in restored.passed_over.items():
                 self._log.append(records.CheckpointPassedOver(time=time.time(), checkpoint=name, why=reason))
                 log.warning("checkpoint=%s passed over: %s", name, reason)
-            self._log_start(self.step, None if parent is None else parent.name, facts)
+            self._log_start(self.step, None if parent is None or continues is not None else parent.name, facts)
+            if continues is not None:
+                log.info("restarts from memory after step %d of generation %d", continues.step, continues.generation)
         if misfit:
             self.corruptions.record(OPTIMIZER_DIFFERS, misfit)
         return manifest
+
+    def _restored(self, facts: RunDescription) -> Restored:
+        """Find the state to start from, without loading it: the newest mirror, or else the newest checkpoint.
+        Collective."""
+        rundir, group, train_state = self._context.rundir, self._context.group, self._train_state
+        if self._has_mirrors and not facts.is_shared:
+            self._mirrors = Mirrors(group)
+            if restored := restore_mirror(rundir, group, self._mirrors, self._rewinds, train_state.check):
+                return restored
+        return restore(rundir, group, lambda loaded: train_state.check(loaded.contents))
 
     def _continue(self, source: StateSource, live: LiveState | None, facts: RunDescription) -> None:
         """Start from the state that a rank holds. Collective."""
@@ -512,6 +519,8 @@ class ElasticRun:
             self._save()
         outcome = saver.wait()
         saver.close()
+        if self._mirrors is not None:
+            self._mirrors.close()
         early_reason = next((str(report["why"]) for report in reports if report["why"]), "")
         if complete and broken_off:
             self._early_end = early_end_summary(self.step, self._total, early_reason)
@@ -543,7 +552,7 @@ class ElasticRun:
         return more is None or more()
 
     def _after_step(self, busy_seconds: Callable[[], float], is_last: bool) -> None:
-        step, group, saver, meter = self.step, self._context.group, self._saver, self.meter
+        step, group, saver, meter, mirrors = self.step, self._context.group, self._saver, self.meter, self._mirrors
         every = self._checkpoints.every_steps
         save_due = every is not None and step % every == 0
         # Vote before each save: no useless loss gets into a checkpoint, and its steps are logged before it counts.
@@ -558,6 +567,7 @@ class ElasticRun:
         verdict = group.vote(
             *(losses, bool(self._stop), overdue, saver.busy, samples_digest, meter.mean_step_seconds()),
             finish=bool(self.early_reason),
+            mirror=mirrors is not None and (mirrors.is_due if group.rank == 0 else mirrors.is_ready),
         )
         if not verdict.same_samples:
             # Before the steps are logged: the log holds only samples that all ranks have agreed on.
@@ -590,6 +600,8 @@ class ElasticRun:
                 reason = "the checkpoint before is still being written"
                 self._log.append(records.NotSaved(time=time.time(), step=step, why=reason))
             self._last_save = time.monotonic()
+        elif mirrors is not None and verdict.mirror and not is_last and not self._stopping:
+            self._copy_to(mirrors)
 
     def _compare_replicas(self) -> None:
         if self._compares:
@@ -617,6 +629,16 @@ class ElasticRun:
         if self._is_shared:
             # All ranks come here from a vote, so none writes weights now; the next step of any rank would.
             self._context.group.barrier()
+
+    def _copy_to(self, mirrors: Mirrors) -> None:
+        """Take a mirror of the state after `step`. Collective."""
+        started = time.perf_counter()
+        if self.step != self._first_step + 1:
+            self._compare_replicas()
+        contents = self._contents(of_all=True)
+        facts = self._saver.facts(self.step, self._data.position(self.data_step), contents.loop)
+        mirrors.copy(Point(self._context.generation, self.step), contents, facts, started)
+        self.meter.checkpoint_seconds += time.perf_counter() - started
 
     def _contents(self, of_all: bool = False) -> Contents:
         """Collect the contents of a checkpoint of this moment, as this rank has them, or as all ranks save them. The
@@ -660,41 +682,18 @@ class ElasticRun:
         raise TrainingDiverged(code, reason)
 
 
-def decision(rewind: Rewind | None, bad_step: int, loss: float | None, earlier: int) -> tuple[ExitCode, str]:
-    """Return the exit code and the message that follow from a useless loss.
-
-    Args:
-        rewind: where training goes back to; None: it ends.
-        bad_step: step with the useless loss.
-        loss: loss of that step; None if it is not known any more.
-        earlier: number of earlier rewinds.
-    """
-    if loss is None or math.isfinite(loss):
-        description = "worse than untrained" if loss is None else f"{loss:.4g}, worse than untrained,"
-    else:
-        description = "NaN" if math.isnan(loss) else "infinite"
-    became = f"training diverged: the loss became {description} at step {number(bad_step)}"
-    if rewind is None:
-        times = "once" if earlier == 1 else f"{earlier} times"
-        helped = f"to go back and leave data out {times} has not helped"
-        tried = helped if earlier else "the run is too short to leave data out"
-        return ExitCode.DIVERGED, f"{became}, and {tried}. T{ADVICE[1:]}"
-    batches = count_noun(rewind.skip_to - rewind.skip_from, "batch", "batches")
-    back = f"going back to before step {number(rewind.resume_before)} and leaving out {batches}"
-    return ExitCode.REWOUND, f"{became}; {back}{'' if earlier else f'. If it does so again, {ADVICE}'}"
-
-
 def _values_by_rank(reports: Sequence[Mapping[str, float]], name: str) -> dict[str, float] | None:
     """Collect a value of the ranks by its name; None if no rank has it."""
     return {str(rank): report[name] for rank, report in enumerate(reports) if name in report} or None
 
 
-def _start_of_all(rundir: RunDir, group: Group) -> tuple[list[Rewind], OnCorruption]:
-    """Read the rewinds of the run, and the reaction to wrong numbers, on rank 0, and send them to all ranks.
-    Collective."""
+def _start_of_all(rundir: RunDir, group: Group) -> tuple[list[Rewind], OnCorruption, bool]:
+    """Read the rewinds of the run, the reaction to wrong numbers, and whether there are mirrors, on rank 0, and send
+    them to all ranks. Collective."""
     recorded: dict[str, object] = {}
     if group.rank == 0:
         recorded["rewinds"] = [rewind.dump() for rewind in rundir.rewind_records()]
-        recorded["onCorruption"] = rundir.read_job().spec.elasticity.on_corruption
+        elasticity = rundir.read_job().spec.elasticity
+        recorded |= {"onCorruption": elasticity.on_corruption, "mirror": elasticity.mirror}
     answer = group.tell(recorded)
-    return [Rewind.parse(rewind) for rewind in answer["rewinds"]], answer["onCorruption"]
+    return [Rewind.parse(rewind) for rewind in answer["rewinds"]], answer["onCorruption"], answer["mirror"]

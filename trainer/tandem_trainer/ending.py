@@ -10,8 +10,8 @@ from tandem.processes.exitcode import ExitCode
 from tandem.rundir.layout import RunDir
 from tandem_trainer.checkpoint.saving import SaveFailed
 from tandem_trainer.checkpoint.writer import Superseded
-from tandem_trainer.elastic_run import TrainingDiverged
 from tandem_trainer.failure import ConfigurationError, MicroBatchHalved, UnusableInput, is_of_peers
+from tandem_trainer.loss_spikes import TrainingDiverged
 from tandem_trainer.process_group import GroupLost, PeerFault
 from tandem_trainer.pulse import Pulse
 

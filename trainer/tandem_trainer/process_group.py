@@ -79,6 +79,8 @@ class Vote:
     """A checkpoint is due, by the clock of rank 0."""
     busy: bool
     """A rank is still writing the previous checkpoint."""
+    mirror: bool
+    """All ranks copy their state into memory."""
     same_samples: bool
     """All ranks have taken the same samples since the last vote."""
     step_seconds: float
@@ -201,6 +203,7 @@ class Group:
         samples_digest: int,
         step_seconds: float,
         finish: bool = False,
+        mirror: bool = False,
     ) -> Vote:
         """Agree with all other ranks on stop, save, losses and samples. Collective.
 
@@ -212,6 +215,7 @@ class Group:
             samples_digest: digest of the samples since the last vote, 64 bits.
             step_seconds: mean time of a step here since the last vote.
             finish: this rank wants to end training early.
+            mirror: this rank is ready for a mirror; on rank 0: and one is due.
         """
         digits = [samples_digest >> shift & 0xFFFF for shift in range(0, 64, 16)]
         inputs = [
@@ -219,6 +223,7 @@ class Group:
             finish,
             save and self.rank == 0,
             busy,
+            mirror,
             step_seconds,
             *digits,
             *(digit * digit for digit in digits),
@@ -230,7 +235,7 @@ class Group:
         ballot[len(inputs) : len(inputs) + len(losses)] = losses
         if self._control is not None:
             self._wait(self._control.allreduce([ballot]))
-        stops, finishes, saves, busies, seconds, *sums = ballot[: len(inputs)].tolist()
+        stops, finishes, saves, busies, mirrors, seconds, *sums = ballot[: len(inputs)].tolist()
         agreed = ballot[len(inputs) : len(inputs) + len(losses)].float().tolist()
         # Numbers are equal if and only if the square of their sum is their count times the sum of their squares.
         pairs = zip(sums[: len(digits)], sums[len(digits) :], strict=True)
@@ -238,7 +243,11 @@ class Group:
         mean_seconds = seconds / self.world_size
         due = round(VOTE_SECONDS / mean_seconds) if mean_seconds > 0 else MAX_STEPS_BETWEEN_VOTES
         steps_to_next = max(1, min(due, MAX_STEPS_BETWEEN_VOTES))
-        return Vote(agreed, stops > 0, finishes > 0, saves > 0, busies > 0, same, mean_seconds, steps_to_next)
+        is_mirrored = mirrors == self.world_size
+        return Vote(
+            *(agreed, stops > 0, finishes > 0, saves > 0, busies > 0),
+            *(is_mirrored, same, mean_seconds, steps_to_next),
+        )
 
     def gather(self, value: dict[str, Any]) -> list[dict[str, Any]]:
         """Gather a small JSON value of every rank, in rank order, on every rank. Collective."""

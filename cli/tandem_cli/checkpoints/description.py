@@ -71,7 +71,8 @@ def lineage(manifest: Manifest, records: Sequence[GenerationRecord]) -> list[str
         elif record.continues is None and record.resumed_from is not None:
             begin = f"{record.resumed_from.name} of generation {parent.generation}"
         else:
-            begin = f"step {parent.step:,} of generation {parent.generation}, without a restart"
+            way = "without a restart" if record.is_regrouped else "from memory"
+            begin = f"step {parent.step:,} of generation {parent.generation}, {way}"
         ranks = count_noun(record.world_size, "rank")
         # Data sets that the generation before had read are not repeated.
         before = by_generation.get(parent.generation) if parent else None

@@ -366,6 +366,12 @@ class Elasticity(Model):
     """Reaction of the ranks to a member that is lost or joins. `Restart`: all start again from the newest checkpoint.
     `Regroup`: those that live keep their process and their state, and take the interrupted step again with the members
     that there are. Alpha; for tasks with `strategy: ddp` and sessions on CPUs, on Linux. Others restart."""
+    mirror: bool = False
+    """Keep a copy of the state in the memory of each worker, and of its part in that of the next worker, renewed every
+    few seconds at a cost of at most 1%. A restart then loses seconds of work instead of the steps since the newest
+    checkpoint, unless two workers in a row are lost at once. Takes four times a process's share of weights and
+    optimizer state in host memory. Alpha; not with `onMembershipChange: Regroup`,
+    and without effect on `strategy: hogwild`."""
     on_corruption: OnCorruption = "Continue"
     """Reaction to numbers that are found to be wrong, such as weights that differ between ranks. `Continue`: the job
     goes on where it can. `Stop`: it fails, and names the newest checkpoint from before. `Off`: nothing is compared but
@@ -380,6 +386,13 @@ class Elasticity(Model):
             "self.lostAfterSeconds >= 2.0 * self.heartbeatSeconds",
             "lostAfterSeconds must be at least twice heartbeatSeconds, or one late heartbeat ends a member",
             "lostAfterSeconds",
+        ),
+        Rule(
+            lambda e: not (e.mirror and e.on_membership_change == "Regroup"),
+            "!has(self.mirror) || !self.mirror"
+            " || !has(self.onMembershipChange) || self.onMembershipChange != 'Regroup'",
+            "mirror is for ranks that restart; with onMembershipChange: Regroup they keep their state themselves",
+            "mirror",
         ),
     )
 

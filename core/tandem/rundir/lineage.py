@@ -7,7 +7,8 @@ either later than the step its successor resumed from, or of a generation that i
 ever resumes from it or evaluates it as the newest. That is the whole argument; it needs no lock and no clock.
 
 A generation whose ranks survived a regroup continues another one from the state that they hold, and no step is taken
-again. Its record names that generation and the step, up to which it counts.
+again. Its record names that generation and the step, up to which it counts. So does the record of a generation whose
+ranks have started with a mirror, a copy of the state in memory.
 
 Rejected: comparing steps alone (a cut-off group runs ahead of its successor and wins), and time stamps (clocks step).
 
@@ -52,12 +53,15 @@ class DatasetCommit(Model):
 
 
 class Continuation(Model):
-    """The generation whose state the ranks of a later one still held when they regrouped."""
+    """The generation whose state, in memory, a later one has started with."""
 
     generation: int
     """The earlier generation's number."""
     step: int
     """Its last step that counts. Steps after it are logged by the later generation."""
+    mirrored: bool = False
+    """The ranks have started again, with the copy that their agents had (`elasticity.mirror`). Otherwise the ranks of
+    the later one still held the state when they regrouped."""
 
 
 class GenerationRecord(Model):
@@ -69,7 +73,7 @@ class GenerationRecord(Model):
     resumed_from: CheckpointRef | None = None
     """The checkpoint it started from; None: from the beginning. With `continues`, the newest one at that time."""
     continues: Continuation | None = None
-    """The generation that it continued without a restart; None: its state came from the checkpoint."""
+    """The generation that it continued with a state from memory; None: its state came from the checkpoint."""
     origin: Origin | None = None
     """Source of the initial weights, if they are not the task's own."""
     datasets: list[DatasetCommit] = []
@@ -86,6 +90,11 @@ class GenerationRecord(Model):
     and `threads` of a rank."""
     started_at: float
     """Seconds since the epoch, of the writer's clock; for people only."""
+
+    @property
+    def is_regrouped(self) -> bool:
+        """Whether ranks of the generation before have lived on in it."""
+        return self.continues is not None and not self.continues.mirrored
 
     @property
     def parent(self) -> Continuation | None:

@@ -242,6 +242,22 @@ class IntervalChosen(Record):
     """Time in which they occurred."""
 
 
+class Mirrored(Record):
+    """Rank 0 has completed its part of a mirror (`elasticity.mirror`)."""
+
+    kind: Literal["mirror"] = "mirror"
+    step: Count = None
+    """Step after which it was taken."""
+    stall_seconds: Seconds = None
+    """Time for which training was blocked."""
+    copy_seconds: Seconds = None
+    """Time from then until rank 0's part was complete, on the next worker, too."""
+    interval_seconds: Seconds = None
+    """Time until the next one is due."""
+    bytes: Count = None
+    """Size of rank 0's part."""
+
+
 class TrainingEnd(Record):
     """The generation ends in an orderly way."""
 
@@ -264,6 +280,7 @@ TrainingRecord = (
     | Values
     | Saved
     | IntervalChosen
+    | Mirrored
     | NotSaved
     | CheckpointPassedOver
     | Rewound

@@ -120,7 +120,7 @@ def merged(
         joined_at=start.joined_at if start else None,
         restore_at=start.restore_at if start else None,
         restored_at=start.time if start else None,
-        is_continued=record is not None and record.continues is not None,
+        is_continued=record is not None and record.is_regrouped,
     )
 
 

@@ -82,7 +82,7 @@ def test_a_vote_tells_all_ranks_whether_one_has_taken_other_samples(wrong: int) 
     # A rank that has what the mean of all is must not think that they have the same.
     assert [vote.same_samples for vote in votes([1, 2, 3], [2, 2, 2])] == [False] * 3
     alike = votes([same] * 3, [2, 2, 2])
-    assert alike == [Vote([6.0, 6.0], True, True, True, False, True, 0.25, 2)] * 3
+    assert alike == [Vote([6.0, 6.0], True, True, True, False, False, True, 0.25, 2)] * 3
 
 
 def test_ranks_that_have_taken_different_numbers_of_steps_hear_it_too() -> None:

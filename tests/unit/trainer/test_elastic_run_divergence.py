@@ -6,7 +6,7 @@ import pytest
 
 from tandem.processes.exitcode import ExitCode
 from tandem.rundir.lineage import Rewind
-from tandem_trainer.elastic_run import decision
+from tandem_trainer.loss_spikes import decision
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import mmap
 import os
 import secrets
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tandem.rundir.checkpoint import CHUNK_BYTES, READERS, FileEntry, open_file, read_chunk
+from tandem.rundir.checkpoint import CHUNK_BYTES, READERS, FileEntry, checksum, open_file, read_chunk
 from tandem_trainer.checkpoint.staging import shared_memory
 from tandem_trainer.process_group import Group
 
@@ -87,6 +87,11 @@ class FileMemory:
         self._freed_to = dict.fromkeys(self._ranges, 0)
         self._released_to = dict.fromkeys(self._ranges, 0)
 
+    @property
+    def sharers(self) -> int:
+        """Number of ranks that use the memory."""
+        return self._sharers
+
     @classmethod
     def alone(cls, files: Iterable[FileEntry]) -> "FileMemory":
         """Create memory that no other rank uses."""
@@ -116,9 +121,7 @@ class FileMemory:
             FileNotFoundError, OSError: the checkpoint is gone, or the disk does not return what it holds.
             Broken: a file is missing or of another size.
         """
-        chunks = [(file.entry, number) for file in self._ranges.values() for number in range(len(file.entry.xxh3))]
-        first, last = (len(chunks) * end // self._sharers for end in (self._place, self._place + 1))
-        own_chunks = chunks[first:last]
+        own_chunks = self._own_chunks()
         descriptors: dict[str, int] = {}
         try:
             # All files, not only those with chunks of this rank: each must exist and have the right size.
@@ -127,14 +130,36 @@ class FileMemory:
 
             def is_sound(which: tuple[FileEntry, int]) -> bool:
                 entry, number = which
-                place = self.file(entry.path)[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
-                return read_chunk(descriptors[entry.path], entry, number, place)
+                return read_chunk(descriptors[entry.path], entry, number, self._chunk(entry, number))
 
-            with ThreadPoolExecutor(max(1, READERS // self._sharers)) as readers:
-                sound = list(readers.map(is_sound, own_chunks))
+            damage = self._first_damage(own_chunks, is_sound)
         finally:
             for descriptor in descriptors.values():
                 os.close(descriptor)
+        return damage
+
+    def verify(self) -> Damage | None:
+        """Check this rank's part of the chunks, which are in memory already; returns the first that is damaged."""
+
+        def is_sound(which: tuple[FileEntry, int]) -> bool:
+            entry, number = which
+            return checksum(self._chunk(entry, number)) == entry.xxh3[number]
+
+        return self._first_damage(self._own_chunks(), is_sound)
+
+    def _own_chunks(self) -> list[tuple[FileEntry, int]]:
+        chunks = [(file.entry, number) for file in self._ranges.values() for number in range(len(file.entry.xxh3))]
+        first, last = (len(chunks) * end // self._sharers for end in (self._place, self._place + 1))
+        return chunks[first:last]
+
+    def _chunk(self, entry: FileEntry, number: int) -> memoryview:
+        return self.file(entry.path)[number * CHUNK_BYTES : (number + 1) * CHUNK_BYTES]
+
+    def _first_damage(
+        self, own_chunks: Sequence[tuple[FileEntry, int]], is_sound: Callable[[tuple[FileEntry, int]], bool]
+    ) -> Damage | None:
+        with ThreadPoolExecutor(max(1, READERS // self._sharers)) as readers:
+            sound = list(readers.map(is_sound, own_chunks))
         wrong = next((which for which, is_right in zip(own_chunks, sound, strict=True) if not is_right), None)
         return None if wrong is None else Damage(wrong[0].path, wrong[1])
 

@@ -99,6 +99,12 @@ class Restored:
     """Lease that protects the checkpoint from deletion; release it once the generation's record is written."""
     memory: FileMemory | None = None
     """Memory that holds what was read."""
+    continues: Continuation | None = None
+    """The state that a mirror has held; None if this is a checkpoint."""
+    checkpoint: CheckpointRef | None = None
+    """The newest checkpoint on disk; None if there is none."""
+    saved_at: float | None = None
+    """Time at which that was saved, in seconds since the epoch."""
 
     def release(self) -> None:
         """Release lease and memory; what was read must not be used afterwards."""
@@ -139,7 +145,7 @@ def restore(rundir: RunDir, group: Group, check: Callable[[Loaded], None]) -> Re
             # A second collective, because a checkpoint can only be compared once it was read completely.
             verdicts = group.gather(_verdict(fault))
         if not any(verdicts):
-            result.loaded = loaded
+            result.loaded, result.checkpoint, result.saved_at = loaded, manifest.reference, manifest.created_at
             return result
         # Rank 0 alone decides whether the checkpoint is damaged or gone: an older one may only be taken if rank 0 sees
         # the problem, too.

@@ -153,8 +153,8 @@ class Saver:
             "part": self._part,
             "parts": self._layout.parts,
             "files": self._layout.sizes,
-            "regions": [vars(region) for region in self._staging.regions],
-            "facts": self._facts(reference, position, contents.loop) if self._part == 0 else {},
+            "regions": [region.dump() for region in self._staging.regions],
+            "facts": self.facts(step, position, contents.loop) if self._part == 0 else {},
         }
         self._idle.clear()
         request["stallSeconds"] = time.perf_counter() - started
@@ -221,12 +221,12 @@ class Saver:
         self._process.stdout.close()
         self._process = None
 
-    def _facts(self, reference: CheckpointRef, position: DataPosition, loop: dict[str, Any]) -> dict[str, Any]:
-        """Return the manifest without its files."""
+    def facts(self, step: int, position: DataPosition, loop: dict[str, Any]) -> dict[str, Any]:
+        """Return the manifest of the state after a step, without its files."""
         return {
-            "name": reference.name,
-            "step": reference.step,
-            "generation": reference.generation,
+            "name": checkpoint_name(step),
+            "step": step,
+            "generation": self._author.generation,
             "createdAt": time.time(),
             "worldSize": self._author.world_size,
             "mesh": dict(self._author.mesh or {"data": self._author.world_size}),

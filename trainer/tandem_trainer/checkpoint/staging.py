@@ -28,6 +28,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tandem.model import Model, WholeNumber
 from tandem.rundir.checkpoint import CHUNK_BYTES, chunks
 from tandem_trainer.checkpoint.format import header, ordered
 from tandem_trainer.checkpoint.sharding import is_sharded
@@ -113,17 +114,16 @@ class Elements(NamedTuple):
     """Values, [elements]."""
 
 
-@dataclass(frozen=True)
-class Region:
+class Region(Model):
     """Position of a piece of a file in the staging memory."""
 
     path: str
     """The file's path inside the checkpoint."""
-    start: int
+    start: WholeNumber
     """First byte in the file."""
-    size: int
+    size: WholeNumber
     """Bytes."""
-    offset: int
+    offset: WholeNumber
     """First byte in the memory."""
 
 
@@ -157,7 +157,7 @@ class Staging:
         # Each piece starts at a block of its own: direct I/O needs aligned memory (writer.BLOCK).
         end = 0
         for piece in layout.pieces(part):
-            self.regions.append(Region(piece.path, piece.start, piece.size, end))
+            self.regions.append(Region(path=piece.path, start=piece.start, size=piece.size, offset=end))
             end += -(-piece.size // BLOCK) * BLOCK
         os.ftruncate(descriptor, max(end, 1))
         self._memory = mmap.mmap(descriptor, max(end, 1))
