@@ -346,6 +346,8 @@ class RunLedger:
             saves=self._saves + training.ledger_saves,
             setbacks=self._setbacks + training.setbacks,
             interval_seconds=training.interval_seconds,
+            mirror_seconds=training.mirror_seconds,
+            mirror_step=training.mirror_step,
         ).with_causes(amounts)
         checkpoints = self._job.spec.checkpoint
         if checkpoints.every == "Auto":

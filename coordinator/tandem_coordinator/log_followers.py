@@ -29,6 +29,7 @@ from tandem.rundir.records import (
     EvaluatorEnd,
     IntervalChosen,
     LostLines,
+    Mirrored,
     NotSaved,
     Rate,
     Saved,
@@ -108,6 +109,10 @@ class Training:
     commit_seconds: float | None = None
     interval_seconds: float | None = None
     """Interval between saves that `checkpoint.every: Auto` has chosen last."""
+    mirror_seconds: float | None = None
+    """Interval between mirrors that was chosen last."""
+    mirror_step: int | None = None
+    """Step after which the newest mirror was taken."""
     flops_per_sample: float | None = None
     peak_flops: float | None = None
     """Peak of one rank's GPU; None if one of the two is not well defined."""
@@ -181,6 +186,8 @@ class TrainingLogs:
                     self._saved(record)
                 case IntervalChosen():
                     self._training.interval_seconds = record.seconds
+                case Mirrored():
+                    self._mirrored(record)
                 case Values():
                     self._logged(record)
         if (position := self._ledger_position.offset(generation)) is None:
@@ -232,6 +239,8 @@ class TrainingLogs:
                 self._started(record)
             case IntervalChosen():
                 self._training.interval_seconds = record.seconds
+            case Mirrored():
+                self._mirrored(record)
             case Saved():
                 self._training.saves["committed"] += 1
                 self._saved(record)
@@ -249,6 +258,9 @@ class TrainingLogs:
         training.tokens_per_sample = record.tokens_per_sample if record else None
         training.learned_per_sample = record.learned_per_sample if record else None
         training.filtered_samples = (record.filtered_samples if record else None) or ""
+
+    def _mirrored(self, record: Mirrored) -> None:
+        self._training.mirror_seconds, self._training.mirror_step = record.interval_seconds, record.step
 
     def _rate(self, record: Rate) -> None:
         training = self._training

@@ -148,6 +148,12 @@ REFUSED: tuple[BadManifest, ...] = (
         "at least twice heartbeatSeconds",
         ".lostAfterSeconds",
     ),
+    _spec(
+        "mirror-of-survivors",
+        "elasticity: {mirror: true, onMembershipChange: Regroup}",
+        "mirror is for ranks that restart",
+        ".mirror",
+    ),
     _spec("list-for-a-group", "workers: [1]", "group|object"),
     _spec(
         "min-above-replicas",

@@ -29,7 +29,7 @@ from tandem.wire.protocol import SAVING
 from tandem.wire.reasons import Reason
 from tandem.wire.status import OPTIMIZER_DIFFERS, CheckpointRef, early_end_summary
 from tandem_trainer.agreement import SampleDigest, refuse_samples
-from tandem_trainer.checkpoint.mirror import Mirrors, Point
+from tandem_trainer.checkpoint.mirror import MirrorPoint, Mirrors
 from tandem_trainer.checkpoint.mirror_restore import restore_mirror
 from tandem_trainer.checkpoint.replicas import Replicas
 from tandem_trainer.checkpoint.restoring import Restored, check_disk, compare, record_start, restore
@@ -616,8 +616,6 @@ class ElasticRun:
     def _save(self) -> None:
         """Stage a checkpoint of the state after `step`. Collective."""
         started, outcome = time.perf_counter(), self._saver.wait()
-        if self.step != self._first_step + 1:
-            self._compare_replicas()
         for name, reason in self._train_state.lost_in_round_trip(self._context.group).items():
             if self._context.group.rank == 0:
                 log.warning("kept=%s would not come back from this checkpoint as it is: %s", name, reason)
@@ -633,16 +631,17 @@ class ElasticRun:
     def _copy_to(self, mirrors: Mirrors) -> None:
         """Take a mirror of the state after `step`. Collective."""
         started = time.perf_counter()
-        if self.step != self._first_step + 1:
-            self._compare_replicas()
         contents = self._contents(of_all=True)
         facts = self._saver.facts(self.step, self._data.position(self.data_step), contents.loop)
-        mirrors.copy(Point(self._context.generation, self.step), contents, facts, started)
+        mirrors.copy(MirrorPoint(self._context.generation, self.step), contents, facts, started)
         self.meter.checkpoint_seconds += time.perf_counter() - started
 
     def _contents(self, of_all: bool = False) -> Contents:
         """Collect the contents of a checkpoint of this moment, as this rank has them, or as all ranks save them. The
         latter is collective."""
+        # After the first step they have been compared already.
+        if of_all and self.step != self._first_step + 1:
+            self._compare_replicas()
         train_state, loop = self._train_state, {"health": self._loss_spikes.memory(), **self._interval.memory()}
         try:
             return train_state.saved(self._context.group, loop) if of_all else train_state.contents(loop)

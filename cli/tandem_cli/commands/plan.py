@@ -5,7 +5,7 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
@@ -137,6 +137,8 @@ def plan(
             price_per_hour = job.spec.prices.gpu_per_hour
         budget = PlanBudget(memory, reserved, speed, price_per_hour)
         result, footprint = _planned_job(job, _Traces(source, overrides or ()), worlds, names, budget)
+        if job.spec.elasticity.mirror:
+            result = replace(result, notes=(*result.notes, mirror_note(footprint, worlds, group.processes)))
     if as_json or output.is_data:
         emit(_record(result, footprint, job, budget), Output.JSON if as_json else output)
     else:
@@ -169,6 +171,20 @@ def _refuse_script(job: DistributedTrainingJob, source: Source, overrides: Seque
             "of a given size: tandem plan --parameters 7e9"
         )
         raise_for_unmet([UnmetRequirement(("spec", "trainer", "command"), message)], source, overrides)
+
+
+def mirror_note(footprint: Footprint, worlds: Sequence[int], processes: int) -> str:
+    """Return the host memory that mirrors take, a sentence.
+
+    Args:
+        worlds: numbers of workers.
+        processes: processes of each.
+    """
+    state = footprint.parameters + footprint.optimizer + footprint.average
+    # Two of each process's part, and two of its neighbour's (tandem_trainer.checkpoint.mirror).
+    sizes = [f"{format_bytes((2 if world <= processes else 4) * state / world)} with {world}" for world in worlds]
+    owner = "worker" if processes == 1 else "process"
+    return f"Mirrors (elasticity.mirror) take memory of the host for each {owner}: {', '.join(sizes)}."
 
 
 @dataclass(frozen=True)

@@ -539,6 +539,8 @@ def _wall_time(run: RunData) -> str:
     )
     if wall.interval_seconds is not None:
         finding += f" checkpoint.every: Auto saves every {duration(wall.interval_seconds)} now."
+    if wall.mirror_seconds is not None:
+        finding += f" Mirrors are taken every {duration(wall.mirror_seconds)}."
     advice = f'<p class="finding">Advice: {escape(wall.advice)}.</p>' if wall.advice else ""
     heads = _heads(("For", False), ("Time", True), ("Share", True), ("Meaning", False))
     return (

@@ -187,16 +187,19 @@ def _facts(status: Status, missed: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield from _processors(status)
     if status.ledger is not None and (wall_time := format_wall_time(status.ledger.wall)) is not None:
         yield "ETTR", wall_time
-    if status.ledger is not None and status.ledger.wall is not None and status.ledger.wall.interval_seconds is not None:
-        yield "saves", f"every {duration(status.ledger.wall.interval_seconds)} (checkpoint.every: Auto)"
+    wall = None if status.ledger is None else status.ledger.wall
+    if wall is not None and wall.interval_seconds is not None:
+        yield "saves", f"every {duration(wall.interval_seconds)} (checkpoint.every: Auto)"
+    if wall is not None and wall.mirror_seconds is not None:
+        yield "mirrors", f"every {duration(wall.mirror_seconds)}, newest after step {wall.mirror_step or 0:,}"
     for name, hours, written in ledger_rows(status.ledger):
         yield name, format_usage(hours, written)
     if status.ledger is not None and status.ledger.bucket is not None:
         yield "bucket", format_bucket(status.ledger.bucket)
     for trouble in trouble_messages(status.troubles):
         yield "trouble", trouble.text
-    if status.ledger is not None and status.ledger.wall is not None and status.ledger.wall.advice is not None:
-        yield "advice", status.ledger.wall.advice
+    if wall is not None and wall.advice is not None:
+        yield "advice", wall.advice
     for sentence in missed:
         yield "missed", sentence
     if status.latest_checkpoint is not None:

@@ -86,6 +86,10 @@ class WallTime(Model):
     """Number of times that steps had to be repeated from a checkpoint."""
     interval_seconds: WallSeconds | None = None
     """Present interval of saves that `checkpoint.every: Auto` has chosen."""
+    mirror_seconds: WallSeconds | None = None
+    """Present interval of mirrors (`elasticity.mirror`)."""
+    mirror_step: WholeNumber | None = None
+    """Step after which the newest one was taken."""
     advice: Annotated[str, Field(max_length=MAX_ADVICE_LENGTH)] | None = None
     """A setting that would save time, with numbers."""
 

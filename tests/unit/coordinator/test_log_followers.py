@@ -147,8 +147,10 @@ def test_saves_that_blocked_training_setbacks_and_the_chosen_interval_are_counte
     folder.write(1, {"kind": "start", "step": 0}, rate(50, 50, 0.02), saved, failed, skipped)
     folder.read(logs)
     folder.write(2, {"kind": "start", "step": 40}, {"kind": "interval", "seconds": 30.0}, rate(60, 20, 0.02))
-    folder.write(3, {"kind": "start", "step": 60})
+    folder.write(3, {"kind": "start", "step": 60}, {"kind": "mirror", "step": 70, "intervalSeconds": 2.5})
     found = folder.read(logs)
+    assert (found.mirror_step, found.mirror_seconds) == (70, 2.5)
+    assert TrainingLogs(tmp_path).follow([]).mirror_step == 70, "after a restart, too"
     assert (found.ledger_saves, found.setbacks) == (2, 1), "a save that was skipped has blocked nothing"
     assert found.interval_seconds == 30.0
     assert TrainingLogs(tmp_path).follow([]).interval_seconds == 30.0, "after a restart, too"

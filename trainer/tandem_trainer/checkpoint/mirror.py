@@ -10,7 +10,7 @@ written into the file of a pair that does not hold the last complete one, so the
 
 **Taking one.** All ranks decide it in a vote, so all copy the state after the same step; training stalls only for that
 copy. A thread then computes checksums, waits until rank 0's log is on disk, writes the description behind the content
-(`Share`), and passes both on to the next node. The description comes last: what was copied in part does not count.
+(`MirrorPart`), and passes both on to the next node. The description comes last: what was copied in part does not count.
 The next mirror waits until all ranks are ready, so a vote for one proves that the one before is complete everywhere.
 
 **Interval.** Rank 0 chooses it so that the copy, and on CPUs the thread, too, take at most MAX_COST of the time.
@@ -57,7 +57,7 @@ from tandem_trainer.save_interval import MAX_COSTS
 log = logging.getLogger(__name__)
 
 MAX_COST = 0.01
-"""Share of the training time that mirrors may take."""
+"""MirrorPart of the training time that mirrors may take."""
 MIN_SECONDS = 2.0
 """Shortest interval, in seconds: a restart itself takes about as long."""
 TRANSFER_TIMEOUT = timedelta(minutes=5)
@@ -70,23 +70,23 @@ _FOOTER = struct.Struct("<8sQQ")
 _MARK = b"tdmmirr1"
 
 
-class Point(NamedTuple):
+class MirrorPoint(NamedTuple):
     """The state after a step of a generation."""
 
     generation: int
     step: int
 
 
-class Share(Model):
+class MirrorPart(Model):
     """Description of one part of a mirror."""
 
     generation: WholeNumber
     """Generation that took the step."""
     step: WholeNumber
     """Optimizer steps completed."""
-    part: WholeNumber
+    number: WholeNumber
     """Number of this part."""
-    parts: WholeNumber
+    count: WholeNumber
     """Number of parts that make up the state."""
     files: dict[str, WholeNumber]
     """Size of each file of the checkpoint, in bytes."""
@@ -98,9 +98,9 @@ class Share(Model):
     """The manifest without its files; part 0 has it."""
 
     @property
-    def point(self) -> Point:
+    def point(self) -> MirrorPoint:
         """Return the state that it is a part of."""
-        return Point(self.generation, self.step)
+        return MirrorPoint(self.generation, self.step)
 
 
 def create_memory(ranks: int) -> str:
@@ -122,13 +122,13 @@ class MirrorFile:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.share = self._read()
+        self.part = self._read()
         """Description of what it holds; None while it holds nothing complete."""
 
     @property
-    def point(self) -> Point | None:
+    def point(self) -> MirrorPoint | None:
         """The state whose part it holds."""
-        return None if self.share is None else self.share.point
+        return None if self.part is None else self.part.point
 
     def content(self) -> Tensor:
         """Return the whole file, [bytes], uint8; changes change the file."""
@@ -136,24 +136,24 @@ class MirrorFile:
 
     def invalidate(self, size: int) -> None:
         """Drop the description, and make the file this large, in bytes. A file's end must not look like a footer."""
-        self.share = None
+        self.part = None
         os.ftruncate(self.descriptor, size + _FOOTER.size)
         os.pwrite(self.descriptor, bytes(_FOOTER.size), size)
 
-    def describe(self, share: Share) -> None:
+    def describe(self, part: MirrorPart) -> None:
         """Write the description behind the content, which makes the part count."""
-        size = content_size(share.regions)
-        body = share.model_dump_json(by_alias=True).encode()
+        size = content_size(part.regions)
+        body = part.model_dump_json(by_alias=True).encode()
         footer = _FOOTER.pack(_MARK, len(body), xxhash.xxh3_64_intdigest(body))
         os.ftruncate(self.descriptor, size)
         os.pwrite(self.descriptor, body + footer, size)
-        self.share = share
+        self.part = part
 
     def refresh(self) -> None:
         """Read the description that has been received."""
-        self.share = self._read()
+        self.part = self._read()
 
-    def _read(self) -> Share | None:
+    def _read(self) -> MirrorPart | None:
         end = os.fstat(self.descriptor).st_size - _FOOTER.size
         if end < 0:
             return None
@@ -164,11 +164,11 @@ class MirrorFile:
         if xxhash.xxh3_64_intdigest(body) != digest:
             return None
         try:
-            share = Share.model_validate_json(body)
+            part = MirrorPart.model_validate_json(body)
         except ValidationError:
             # A version before this one may have written it.
             return None
-        return share if content_size(share.regions) == end - length else None
+        return part if content_size(part.regions) == end - length else None
 
 
 def content_size(regions: Sequence[Region]) -> int:
@@ -176,7 +176,7 @@ def content_size(regions: Sequence[Region]) -> int:
     return max((region.offset + region.size for region in regions), default=0)
 
 
-class Memory:
+class MirrorMemory:
     """Files of one rank in its agent's memory.
 
     Args:
@@ -188,7 +188,7 @@ class Memory:
         self.own, self.neighbour = files[:2], files[2:]
 
     @classmethod
-    def of_agent(cls, local_rank: int) -> "Memory | None":
+    def of_agent(cls, local_rank: int) -> "MirrorMemory | None":
         """Open the files of a rank; None if its agent keeps none, or they cannot be opened."""
         process, _, numbers = os.environ.get(MIRROR, "").partition(":")
         own = numbers.split(",")[FILES_PER_RANK * local_rank :][:FILES_PER_RANK]
@@ -247,10 +247,10 @@ class Ring:
         for start in range(0, max(len(content), len(incoming)), MESSAGE_BYTES):
             works = []
             # Both are posted before either is waited for: in a ring, all would otherwise wait for the next one.
-            if len(part := content[start : start + MESSAGE_BYTES]):
-                works.append(self._gloo.send([part], following, 0))
-            if len(part := incoming[start : start + MESSAGE_BYTES]):
-                works.append(self._gloo.recv([part], previous, 0))
+            if len(message := content[start : start + MESSAGE_BYTES]):
+                works.append(self._gloo.send([message], following, 0))
+            if len(message := incoming[start : start + MESSAGE_BYTES]):
+                works.append(self._gloo.recv([message], previous, 0))
             self._together(*works)
 
     @staticmethod
@@ -269,26 +269,26 @@ class Mirrors:
 
     def __init__(self, group: Group) -> None:
         self._group, self.ring = group, Ring(group)
-        self.memory = Memory.of_agent(group.local_rank)
-        """Memory of this rank; None if there is none, so that no mirror is taken."""
-        self._kept: Point | None = None
+        self.memory = MirrorMemory.of_agent(group.local_rank)
+        """MirrorMemory of this rank; None if there is none, so that no mirror is taken."""
+        self._complete: MirrorPoint | None = None
         self._log: LogWriter | None = None
         self._seconds = MIN_SECONDS
         self._costs: deque[float] = deque(maxlen=MAX_COSTS)
         self._copied_at = time.monotonic()
-        self._newest: Point | None = None
+        self._newest: MirrorPoint | None = None
         self._signature: tuple[object, ...] | None = None
         self._thread: threading.Thread | None = None
         self._has_failed = False
 
-    def begin(self, kept: Continuation | None, writer: LogWriter | None) -> None:
+    def begin(self, restored: Continuation | None, writer: LogWriter | None) -> None:
         """Begin to take mirrors.
 
         Args:
-            kept: mirror that this generation has started from; it stays until the first one is complete.
+            restored: mirror that this generation has started from; it stays until the first one is complete.
             writer: the training log, on rank 0; its lines are on disk before a mirror counts.
         """
-        self._kept = None if kept is None else Point(kept.generation, kept.step)
+        self._complete = None if restored is None else MirrorPoint(restored.generation, restored.step)
         self._log = writer
         self._copied_at = time.monotonic()
 
@@ -303,7 +303,7 @@ class Mirrors:
         """Whether it is time for another one."""
         return self.is_ready and time.monotonic() - self._copied_at >= self._seconds
 
-    def copy(self, point: Point, contents: Contents, facts: dict[str, Any], started: float) -> None:
+    def copy(self, point: MirrorPoint, contents: Contents, facts: dict[str, Any], started: float) -> None:
         """Copy this rank's part of the state, and finish the mirror in another thread. Collective. All ranks are ready.
 
         The tensors may change as soon as this returns.
@@ -315,14 +315,14 @@ class Mirrors:
         assert self.memory is not None
         files = contents.files(rounds=False)
         # All ranks were ready in the vote, so the mirror before is complete on all of them.
-        self._kept = self._newest or self._kept
+        self._complete = self._newest or self._complete
         if self._signature != signature(files):
             self._signature = signature(files)
             self._layout = FileLayout.from_files(files, self._group.world_size)
             self._part = self._layout.part_of(self._group.rank, self._group.world_size)
             self._exchange = Exchange(files, self._layout, self._group.rank, self._group.world_size)
             self._stagings: dict[int, Staging] = {}
-        share, file = None, self._unused(self.memory.own)
+        part, file = None, self._unused(self.memory.own)
         if self._part is None:
             for _ in self._exchange.receive(files):
                 pass  # the other ranks need this rank's elements
@@ -332,18 +332,18 @@ class Mirrors:
                 staging = self._stagings[file.descriptor] = Staging(file.descriptor, files, self._layout, self._part)
             file.invalidate(content_size(staging.regions))
             staging.copy(files, self._exchange.receive(files))
-            share = Share(
+            part = MirrorPart(
                 generation=point.generation,
                 step=point.step,
-                part=self._part,
-                parts=self._layout.parts,
+                number=self._part,
+                count=self._layout.parts,
                 files=self._layout.sizes,
                 regions=staging.regions,
                 facts=facts if self._part == 0 else {},
             )
         self._newest, self._copied_at = point, time.monotonic()
         stall = time.perf_counter() - started
-        self._thread = threading.Thread(target=self._finish, args=(point, file, share, stall), daemon=True)
+        self._thread = threading.Thread(target=self._finish, args=(point, file, part, stall), daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -353,17 +353,17 @@ class Mirrors:
 
     def _unused(self, pair: Sequence[MirrorFile]) -> MirrorFile:
         """Return the file of a pair that does not hold the mirror which has to stay."""
-        return pair[1] if self._kept is not None and pair[0].point == self._kept else pair[0]
+        return pair[1] if self._complete is not None and pair[0].point == self._complete else pair[0]
 
-    def _finish(self, point: Point, file: MirrorFile, share: Share | None, stall: float) -> None:
+    def _finish(self, point: MirrorPoint, file: MirrorFile, part: MirrorPart | None, stall: float) -> None:
         started = time.perf_counter()
         try:
-            if share is not None:
+            if part is not None:
                 if self._log is not None:
                     self._log.settle()
-                file.describe(share.model_copy(update={"chunks": checksums(file.content(), share.regions)}))
+                file.describe(part.model_copy(update={"chunks": checksums(file.content(), part.regions)}))
             if self.ring.size > 1:
-                self._pass_on(file if share is not None else None)
+                self._pass_on(file if part is not None else None)
         except Exception:
             # The group is over, or the machine has no memory left. Training goes on, and the disk has checkpoints.
             log.exception("no further mirrors are taken in this generation")
@@ -381,7 +381,7 @@ class Mirrors:
                     stall_seconds=round(stall, 6),
                     copy_seconds=round(time.perf_counter() - started, 6),
                     interval_seconds=round(self._seconds, 3),
-                    bytes=0 if share is None else content_size(share.regions),
+                    bytes=0 if part is None else content_size(part.regions),
                 )
             )
 
@@ -403,23 +403,23 @@ def checksums(content: Tensor, regions: Sequence[Region]) -> dict[str, dict[str,
     Args:
         content: [bytes], uint8.
     """
-    found: dict[str, dict[str, str]] = {}
+    by_file: dict[str, dict[str, str]] = {}
     memory = memoryview(content.numpy())  # type: ignore[arg-type]
     for region in regions:
         for first in range(0, region.size, CHUNK_BYTES):
             chunk = memory[region.offset + first : region.offset + min(first + CHUNK_BYTES, region.size)]
-            found.setdefault(region.path, {})[str((region.start + first) // CHUNK_BYTES)] = checksum(chunk)
-    return found
+            by_file.setdefault(region.path, {})[str((region.start + first) // CHUNK_BYTES)] = checksum(chunk)
+    return by_file
 
 
-def complete_points(shares: Sequence[Mapping[str, int]]) -> list[Point]:
+def complete_points(parts: Sequence[Mapping[str, int]]) -> list[MirrorPoint]:
     """Return the states of which all parts are among these, newest first.
 
     Args:
-        shares: generation, step, part and parts of each.
+        parts: generation, step, number and count of each.
     """
-    parts: dict[tuple[Point, int], set[int]] = {}
-    for share in shares:
-        point = Point(share["generation"], share["step"])
-        parts.setdefault((point, share["parts"]), set()).add(share["part"])
-    return sorted((point for (point, count), held in parts.items() if len(held) == count), reverse=True)
+    numbers: dict[tuple[MirrorPoint, int], set[int]] = {}
+    for part in parts:
+        point = MirrorPoint(part["generation"], part["step"])
+        numbers.setdefault((point, part["count"]), set()).add(part["number"])
+    return sorted((point for (point, count), present in numbers.items() if len(present) == count), reverse=True)

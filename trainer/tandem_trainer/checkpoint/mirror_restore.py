@@ -23,7 +23,7 @@ from tandem.rundir.checkpoint import Broken, FileEntry, Manifest, chunks
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import Continuation, Rewind, is_rewound
 from tandem.wire.status import CheckpointRef
-from tandem_trainer.checkpoint.mirror import Memory, Mirrors, Point, Ring, Share, complete_points
+from tandem_trainer.checkpoint.mirror import MirrorMemory, MirrorPart, MirrorPoint, Mirrors, Ring, complete_points
 from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.restoring import Loaded, Restored
@@ -53,25 +53,26 @@ def restore_mirror(
         OSError: the run directory cannot be read.
     """
     ring, memory = mirrors.ring, mirrors.memory
-    held = [file.share for file in memory.files if file.share is not None] if memory is not None else []
+    local_parts = [file.part for file in memory.files if file.part is not None] if memory is not None else []
     summaries = [
-        {"generation": share.generation, "step": share.step, "part": share.part, "parts": share.parts} for share in held
+        {"generation": part.generation, "step": part.step, "number": part.number, "count": part.count}
+        for part in local_parts
     ]
-    views = group.gather({"shares": summaries})
-    complete = complete_points([share for view in views for share in view["shares"]])
+    views = group.gather({"parts": summaries})
+    complete = complete_points([part for view in views for part in view["parts"]])
     if not complete:
         return None
-    decision = group.tell(_decision(rundir, complete, rewinds) if group.rank == 0 else {})
+    decision = group.tell(newest_that_counts(rundir, complete, rewinds) if group.rank == 0 else {})
     if not decision:
         return None
-    point = Point(*decision["point"])
+    point = MirrorPoint(*decision["point"])
     # A rank may hold a part twice: its own, and that of a neighbour that has another number now.
-    own = {share.part: share for share in held if share.point == point}
-    answers = group.gather({"shares": [share.dump() for share in own.values()]})
-    shares = [[Share.read(share) for share in answer["shares"]] for answer in answers]
+    own = {part.number: part for part in local_parts if part.point == point}
+    answers = group.gather({"parts": [part.dump() for part in own.values()]})
     problem, restored = "", Restored()
     try:
-        manifest = manifest_of([share for of_rank in shares for share in of_rank])
+        parts = [[MirrorPart.read(part) for part in answer["parts"]] for answer in answers]
+        manifest = manifest_of([part for of_rank in parts for part in of_rank])
     except (Broken, ValueError) as error:
         # All ranks have the same descriptions, so all come here.
         log.warning("the mirror after step %d is passed over: %s", point.step, error)
@@ -80,7 +81,7 @@ def restore_mirror(
     # Agents on one machine may share it, too: then several ranks write the same bytes.
     able = group.gather({"able": restored.memory.sharers % ring.ranks_per_node == 0})
     if all(view["able"] for view in able):
-        _fill(restored.memory, ring, shares, memory, point)
+        _fill(restored.memory, ring, parts, memory, point)
         # The memory of a node is complete only after this collective.
         group.barrier()
         damage = restored.memory.verify()
@@ -107,8 +108,12 @@ def restore_mirror(
     return restored
 
 
-def _decision(rundir: RunDir, complete: Sequence[Point], rewinds: Sequence[Rewind]) -> dict[str, Any]:
-    """Choose the newest of these states that counts, on rank 0; empty if none does."""
+def newest_that_counts(rundir: RunDir, complete: Sequence[MirrorPoint], rewinds: Sequence[Rewind]) -> dict[str, Any]:
+    """Choose the newest of these states that counts, as rank 0 sees it, as JSON; empty if none does.
+
+    Args:
+        complete: states of which all parts are in memory, newest first.
+    """
     rundir.refresh()
     newest = next(iter(rundir.committed()), None)
     for point in complete:
@@ -124,12 +129,12 @@ def _decision(rundir: RunDir, complete: Sequence[Point], rewinds: Sequence[Rewin
     return {}
 
 
-def is_newest(rundir: RunDir, point: Point) -> bool:
+def is_newest(rundir: RunDir, point: MirrorPoint) -> bool:
     """Return whether no other state has been the start of a generation since."""
     generation = rundir.newest_generation()
     while generation > point.generation:
         record = rundir.generation_record(generation)
-        # A generation that has started from this very state, or from one that had, has added nothing that is known.
+        # A generation that has started from this very state, or from one that had, has added nothing.
         if record is None or record.continues is None or record.continues.generation >= generation:
             return False
         if record.continues.step != point.step:
@@ -138,47 +143,53 @@ def is_newest(rundir: RunDir, point: Point) -> bool:
     return generation == point.generation
 
 
-def manifest_of(shares: Sequence[Share]) -> Manifest:
+def manifest_of(parts: Sequence[MirrorPart]) -> Manifest:
     """Return the manifest of a mirror, from the descriptions of all its parts.
 
     Raises:
         Broken: a chunk is in no part.
         ValueError: they are not what a manifest needs.
     """
-    first = next(share for share in shares if share.part == 0)
+    first = next(part for part in parts if part.number == 0)
     by_file: dict[str, dict[str, str]] = {}
-    for share in shares:
-        for path, numbered in share.chunks.items():
+    for part in parts:
+        for path, numbered in part.chunks.items():
             by_file.setdefault(path, {}).update(numbered)
     entries = []
     for path, size in first.files.items():
-        known = by_file.get(path, {})
-        missing = [number for number in range(chunks(size)) if str(number) not in known]
+        checksums = by_file.get(path, {})
+        missing = [number for number in range(chunks(size)) if str(number) not in checksums]
         if missing:
             raise Broken(f"no part has chunk {missing[0]} of {path}")
-        entries.append(FileEntry(path=path, size=size, xxh3=[known[str(number)] for number in range(chunks(size))]))
+        entries.append(FileEntry(path=path, size=size, xxh3=[checksums[str(number)] for number in range(chunks(size))]))
     return Manifest.parse(first.facts | {"files": [entry.dump() for entry in entries]})
 
 
-def _fill(memory: FileMemory, ring: Ring, shares: Sequence[Sequence[Share]], held: Memory | None, point: Point) -> None:
+def _fill(
+    memory: FileMemory,
+    ring: Ring,
+    parts: Sequence[Sequence[MirrorPart]],
+    own_memory: MirrorMemory | None,
+    point: MirrorPoint,
+) -> None:
     """Copy all parts of this rank's ring into the memory of its node. Collective."""
-    sources: dict[int, tuple[int, Share]] = {}
-    for rank, of_rank in enumerate(shares):
-        for share in of_rank:
-            sources.setdefault(share.part, (rank, share))
-    for part, (rank, share) in sorted(sources.items()):
+    sources: dict[int, tuple[int, MirrorPart]] = {}
+    for rank, of_rank in enumerate(parts):
+        for part in of_rank:
+            sources.setdefault(part.number, (rank, part))
+    for number, (rank, part) in sorted(sources.items()):
         index, place = divmod(rank, ring.ranks_per_node)
         if place != ring.place:
             continue
         content = None
-        if index == ring.index and held is not None:
+        if index == ring.index and own_memory is not None:
             file = next(
                 file
-                for file in held.files
-                if file.share is not None and file.share.point == point and file.share.part == part
+                for file in own_memory.files
+                if file.part is not None and file.part.point == point and file.part.number == number
             )
             content = file.content()
-        for region in share.regions:
+        for region in part.regions:
             target = torch.frombuffer(memory.file(region.path), dtype=torch.uint8)[region.start :][: region.size]
             if content is not None:
                 target.copy_(content[region.offset : region.offset + region.size])
