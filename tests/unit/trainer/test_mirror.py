@@ -148,6 +148,7 @@ def test_only_the_state_with_which_the_newest_generation_ended_or_began_counts(r
     assert is_newest(rundir, MirrorPoint(1, 20)), "generation 2 began with it, and has added nothing that is known"
     assert not is_newest(rundir, MirrorPoint(1, 25)), "generation 2 takes these steps itself"
     begin(rundir, 3, commit(rundir, 10))
+    assert newest_that_counts(rundir, [MirrorPoint(2, 30)], []) == {}
     assert not is_newest(rundir, MirrorPoint(2, 30)), "generation 3 began from the disk"
     assert is_newest(rundir, MirrorPoint(3, 11))
     assert not is_newest(rundir, MirrorPoint(4, 11)), "no record tells how generation 4 began"
