@@ -6,7 +6,7 @@ STAMP := $(VENV)/.tandem
 .PHONY: help setup run one fmt lint type check test gate chance mutations e2e e2e-prepare e2e-full slurm gpu \
 	cluster soak soak-operator soak-strangers generate picture images clean index \
 	bench bench-scale bench-short-jobs bench-recovery bench-checkpoint bench-bucket bench-operator bench-strategies \
-	bench-fine-tuning bench-queue bench-sweep bench-save-interval bench-corruption bench-swap
+	bench-fine-tuning bench-queue bench-sweep bench-save-interval bench-mirrors bench-corruption bench-swap
 .DEFAULT_GOAL := help
 
 help: ## Show this help
@@ -113,6 +113,9 @@ bench-sweep: $(STAMP) ## Worker hours of a sweep with and without a pruner (two 
 
 bench-save-interval: $(STAMP) ## checkpoint.every: Auto beside the best interval, over failures in simulated time (ARGS="--seed 100 --traces 40"; half a minute)
 	@$(BIN)/python -m benchmarks.save_interval $(ARGS)
+
+bench-mirrors: $(STAMP) ## Cost of elasticity.mirror, and the work that a killed rank costs with it (two idle cores; ARGS="--only work --kills 9")
+	@$(BIN)/python -m benchmarks.mirrors $(ARGS)
 
 bench-corruption: $(STAMP) ## Wrong numbers that are planted, whether each is named, and false alarms (ARGS="--steps 100000 --only memory"; 5 minutes)
 	@$(BIN)/python -m benchmarks.corruption $(ARGS)
