@@ -14,7 +14,10 @@ import stat
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
+from itertools import compress
+from typing import Any
 
 CLOSE_SECONDS = 5.0
 """Maximum time that a pipe without a reader, or a disk that does not answer, delays the exit, in seconds."""
@@ -24,8 +27,30 @@ OWNERS = (("zipfile", "ZipFile"), ("shelve", "Shelf"), ("tempfile", "_TemporaryF
 """Classes of objects that own a file and do more than close it when they are closed: they are closed first."""
 
 
+_noted: list[weakref.ref[Any]] = []
+"""Files, and owners of files, among the objects that `freeze` has exempted from garbage collections."""
+_marker: list[object] | None = None
+"""Object that was made after the last `freeze`."""
+
+
+def freeze() -> None:
+    """Exempt all objects that exist from garbage collections, which would copy pages that processes share, and note
+    which of them are files.
+
+    `close_files` then looks at what is newer. With torch there are half a million older objects: a rank that looked at
+    each of them at its end took a second of a processor for it, and a copy of the pages that it shares with the others.
+    """
+    global _marker
+    _noted.extend(weakref.ref(found) for found in _instances((io.IOBase, *_owners())))
+    gc.freeze()
+    _marker = []
+
+
 def close_files() -> None:
     """Close all files that are open for writing. Returns after twice CLOSE_SECONDS in any case."""
+    if _marker is not None and not any(found is _marker for found in gc.get_objects()):
+        # The script has exempted its own objects, too.
+        gc.unfreeze()
     _in_time([threading.Thread(target=_close_owners, daemon=True), threading.Thread(target=_flush_c, daemon=True)])
     outermost = _open_files()
     # Pipes and sockets may wait for their readers. Files on a disk must not wait for that.
@@ -42,10 +67,13 @@ def _in_time(threads: list[threading.Thread]) -> None:
 
 
 def _close_owners() -> None:
-    kinds = tuple(kind for module, name in OWNERS if (kind := getattr(sys.modules.get(module), name, None)) is not None)
-    for owner in [candidate for candidate in gc.get_objects() if issubclass(type(candidate), kinds)]:
+    for owner in _all_of(_owners()):
         with suppress(Exception):
             owner.close()
+
+
+def _owners() -> tuple[type, ...]:
+    return tuple(kind for module, name in OWNERS if (kind := getattr(sys.modules.get(module), name, None)) is not None)
 
 
 def _flush_c() -> None:
@@ -56,10 +84,26 @@ def _flush_c() -> None:
 
 def _open_files() -> list[io.IOBase]:
     """Return the outermost file of each stack of files that is open for writing and has a buffer."""
-    # Check the type only: some modules hold objects that import what they stand for when they are touched.
-    files: list[io.IOBase] = [candidate for candidate in gc.get_objects() if issubclass(type(candidate), io.IOBase)]
+    files = _all_of((io.IOBase,))
     inner = {id(layer) for file in files for layer in _layers(file)[1:]}
     return [file for file in files if id(file) not in inner and _is_written(file)]
+
+
+def _all_of(kinds: tuple[type, ...]) -> list[Any]:
+    """Return all objects of some classes, those that were noted first."""
+    noted = [found for reference in _noted if (found := reference()) is not None and issubclass(type(found), kinds)]
+    known = {id(found) for found in noted}
+    return noted + [found for found in _instances(kinds) if id(found) not in known]
+
+
+def _instances(kinds: tuple[type, ...]) -> list[Any]:
+    """Return the objects of some classes that garbage collections look at."""
+    # Check the type only, and each type once: some modules hold objects that import what they stand for when they are
+    # touched, and a metaclass may define how its classes compare.
+    objects = gc.get_objects()
+    types = dict(zip(map(id, map(type, objects)), map(type, objects), strict=True))
+    wanted = {number for number, kind in types.items() if issubclass(kind, kinds)}
+    return list(compress(objects, map(wanted.__contains__, map(id, map(type, objects)))))
 
 
 def _layers(file: object) -> list[io.IOBase]:

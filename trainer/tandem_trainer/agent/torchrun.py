@@ -11,7 +11,6 @@ With `--warm`, ranks that are Python are forked from a process that has imported
 Exit codes: torchrun's, and those of the rendezvous; PREEMPTED on SIGTERM and INTERRUPTED on SIGINT.
 """
 
-import atexit
 import builtins
 import gc
 import importlib
@@ -44,7 +43,7 @@ from tandem_trainer.agent.log import log, log_to_stderr
 from tandem_trainer.agent.warm import forkserver, stub
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.malloc import use_adapted_thresholds
-from tandem_trainer.open_files import close_files
+from tandem_trainer.open_files import close_files, freeze
 from tandem_trainer.pulse import Pulse, die_with_parent
 from tandem_trainer.stacks import answer_with_stacks
 
@@ -232,10 +231,8 @@ def preload(modules: Sequence[str]) -> bool:
     gc.disable()
     for module in modules:
         importlib.import_module(module)
-    # Exempt what exists from later collections, which would copy the shared pages.
-    gc.freeze()
+    freeze()
     gc.enable()
-    atexit.register(gc.unfreeze)
     if not was_set:
         del os.environ[BLAS_THREADS]
     return forkserver.available()
