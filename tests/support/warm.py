@@ -17,6 +17,7 @@ from tandem_launcher.local import starter
 from tandem_trainer.agent.warm import stub
 from tests.support import ROOT
 from tests.support.warm_starter import ADDRESS, SETTINGS
+from tests.support.zygote import EXIT_MODULES
 
 ROOM_BYTES = 100_000
 """Room for the variables of a forked process, where those of the server stood: at most one string of an `exec`."""
@@ -63,7 +64,7 @@ def serve(imports: list[str]) -> None:
     from tandem_trainer.agent.torchrun import AGENT_MODULES, RANK_MODULES, preload, run_and_exit
     from tandem_trainer.agent.warm import forkserver
 
-    assert preload((*AGENT_MODULES, *imports))
+    assert preload((*AGENT_MODULES, *EXIT_MODULES, *imports))
     request = forkserver.fork_server(lambda: preload(RANK_MODULES))
     if request is None:
         print(os.environ[stub.ADDRESS], flush=True)

@@ -34,6 +34,8 @@ PROGRAMS = {
     "tandem_coordinator": "tandem_coordinator.__main__",
 }
 """Where the `main` of each is."""
+EXIT_MODULES = ("tabulate",)
+"""What torch imports at the end of each process, for a table of what it has compiled."""
 OF_COMMANDS = ("tandem_cli.commands.checkpoints", "tandem_cli.commands.status", "tandem_cli.commands.validate")
 """Commands that import what most others do."""
 POLL_SECONDS = 0.01
@@ -142,7 +144,9 @@ def serve() -> None:
     """Be the zygote, until standard input ends."""
     from tandem_trainer.agent.torchrun import AGENT_MODULES, RANK_MODULES, preload
 
-    assert preload((*AGENT_MODULES, *RANK_MODULES, *PROGRAMS.values(), *OF_COMMANDS)), "an import has started a thread"
+    assert preload((*AGENT_MODULES, *RANK_MODULES, *EXIT_MODULES, *PROGRAMS.values(), *OF_COMMANDS)), (
+        "an import has started a thread"
+    )
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"tandem-tests-{os.getpid()}"
     listener.bind("\0" + name)

@@ -17,10 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tandem.job.resource import DistributedTrainingJob
-from tandem.job.variables import EnvVar
-from tandem.rundir.layout import RunDir
+if TYPE_CHECKING:
+    # They import pydantic's models, for which a guardian of `tandem run`, which needs a name of a variable, would take
+    # a quarter of a second.
+    from tandem.job.resource import DistributedTrainingJob
+    from tandem.job.variables import EnvVar
+    from tandem.rundir.layout import RunDir
 
 RUN_DIR = "TANDEM_RUN_DIR"
 _RUN_DIR = re.compile(rf"\$(?:{RUN_DIR}\b|\{{{RUN_DIR}\}}|\({RUN_DIR}\))")
@@ -118,7 +122,7 @@ def read_ports(file: Path) -> tuple[int, ...]:
 
 
 def agent_command(
-    job: DistributedTrainingJob,
+    job: "DistributedTrainingJob",
     coordinator: str,
     address: str,
     shutdown_seconds: int = SHUTDOWN_SECONDS,
@@ -191,7 +195,7 @@ def schedule_path(trace: Path) -> Path:
 
 
 def environment(
-    job: DistributedTrainingJob, run_dir: Path, replica: str, token: str = "", coordinator: str = ""
+    job: "DistributedTrainingJob", run_dir: Path, replica: str, token: str = "", coordinator: str = ""
 ) -> dict[str, str]:
     """The environment variables of one of the job's processes. Evaluators get neither token nor coordinator."""
     own = {RUN_DIR: str(run_dir), REPLICA: replica, "PYTHONUNBUFFERED": "1"}
@@ -202,7 +206,7 @@ def environment(
     return _literal(job.spec.trainer.env) | own
 
 
-def evaluator_environment(job: DistributedTrainingJob, run_dir: Path, replica: str) -> dict[str, str]:
+def evaluator_environment(job: "DistributedTrainingJob", run_dir: Path, replica: str) -> dict[str, str]:
     """The variables of an evaluator."""
     specified = [variable for variable in job.spec.evaluation.env if variable.name not in (RUN_DIR, REPLICA)]
     # A variable of the evaluators overrides the trainer's, wherever its value comes from.
@@ -211,7 +215,7 @@ def evaluator_environment(job: DistributedTrainingJob, run_dir: Path, replica: s
     return {name: value for name, value in inherited.items() if name not in overridden} | _literal(specified)
 
 
-def _literal(variables: Sequence[EnvVar]) -> dict[str, str]:
+def _literal(variables: Sequence["EnvVar"]) -> dict[str, str]:
     return {variable.name: variable.value for variable in variables if variable.value_from is None}
 
 
@@ -220,7 +224,7 @@ FIRST_MESSAGE_SECONDS, MESSAGE_SECONDS = 10.0, 60.0
 """Delay of the first message of `wait_for_job`, and interval of the further ones."""
 
 
-def wait_for_job(rundir: RunDir, log: Callable[[str], None], uid: str = "") -> DistributedTrainingJob | None:
+def wait_for_job(rundir: "RunDir", log: Callable[[str], None], uid: str = "") -> "DistributedTrainingJob | None":
     """Wait until the job is recorded, and read it; None if it failed before it was recorded.
 
     Args:
