@@ -22,7 +22,8 @@ from tests.support import ROOT
 from tests.support.lines import read_lines
 from tests.support.processes import TANDEM, environment, tandem
 from tests.support.waiting import until
-from tests.support.warm_run import WARM_TANDEM, warm_run_environment
+from tests.support.warm_run import warm_run_environment
+from tests.support.zygote import Forked
 
 if TYPE_CHECKING:
     # It needs an emulator of terminals, and machines with a GPU may have none.
@@ -36,8 +37,8 @@ SECONDS = 120.0
 class LocalRun:
     """One `tandem run`, in a session of its own, its output in a file, or on a terminal if there is one.
 
-    Its processes are forked from one that has imported torch (`warm_starter`), which saves 4 s of a processor for each,
-    or else start as a user's do: where their start is what a test is about, and on a terminal.
+    It and its processes are forked from ones that have imported torch (`zygote`, `warm_starter`), which saves 4 s of a
+    processor for each, or else start as a user's do: where their start is what a test is about, and on a terminal.
     """
 
     def __init__(
@@ -56,20 +57,24 @@ class LocalRun:
         self.output_file = folder / f"output-{time.monotonic_ns()}.txt"
         arguments = ["run", str(manifest), "--run-dir", str(self.path), *words]
         self._warm = warm = warm and terminal is None
-        command = [*WARM_TANDEM, *arguments] if warm else [TANDEM, *arguments]
-        own = {"PYTHONWARNINGS": "ignore", "COLUMNS": "200"}
+        own = {"PYTHONWARNINGS": "ignore", "COLUMNS": "200", **(variables or {})}
+        self.process: subprocess.Popen[bytes] | Forked
+        if terminal is not None:
+            self.process = terminal.start([TANDEM, *arguments], cwd)
+            return
         with self.output_file.open("wb") as output:
-            if terminal is not None:
-                self.process = terminal.start(command, cwd)
+            if warm:
+                whole = environment(own | warm_run_environment())
+                self.process = Forked("tests.support.warm_run", arguments, whole, output, cwd=cwd, own_session=True)
                 return
             self.process = subprocess.Popen(
-                command,
+                [TANDEM, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=cwd,
-                env=environment(own | (warm_run_environment() if warm else {}) | dict(variables or {})),
+                env=environment(own),
             )
 
     @property

@@ -4,12 +4,10 @@ What is forked is started by its stub (tandem_trainer.agent.warm), and goes on a
 variables can be seen from outside, as those of a process that was executed: `tandem run` finds its processes by them.
 """
 
-import atexit
 import ctypes
 import functools
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,10 +15,10 @@ from tandem_launcher.local import starter
 from tandem_trainer.agent.warm import stub
 from tests.support import ROOT
 from tests.support.warm_starter import ADDRESS, SETTINGS
-from tests.support.zygote import EXIT_MODULES
+from tests.support.zygote import Forked
 
-ROOM_BYTES = 100_000
-"""Room for the variables of a forked process, where those of the server stood: at most one string of an `exec`."""
+_servers: list[tuple[Forked, int]] = []
+"""The fork servers, and of each the descriptor with whose end it ends."""
 _ENV_START, _ENV_END = 47, 48
 """Fields of /proc/PID/stat after the name."""
 
@@ -42,21 +40,21 @@ def warm_environment(*imports: str) -> dict[str, str]:
 @functools.cache
 def address(*imports: str) -> str:
     """The name of the socket of the fork server of this test session that has these modules, too; it ends with it."""
-    server = subprocess.Popen(
-        [sys.executable, "-m", "tests.support.warm", *imports],
-        cwd=ROOT,
-        # pyarrow, which pandas and with it scikit-learn import, starts a thread otherwise, and nothing could be forked.
-        env=os.environ
-        | {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false", "ROOM": "." * ROOM_BYTES},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    atexit.register(server.communicate)
-    address = server.stdout.readline().strip()
+    # pyarrow, which pandas and with it scikit-learn import, starts a thread otherwise, and nothing could be forked.
+    variables = os.environ | {"OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+    (reads, until), (told, tells) = os.pipe(), os.pipe()
+    with os.fdopen(reads, "rb") as stdin, os.fdopen(tells, "wb") as output, os.fdopen(os.dup(2), "wb") as errors:
+        server = Forked("tests.support.warm", imports, variables, output, errors=errors, stdin=stdin)
+    _servers.append((server, until))
+    with os.fdopen(told) as said:
+        address = said.readline().strip()
     assert address, f"nothing can be forked with {imports}"
     return address
+
+
+def main() -> None:
+    """Be the fork server with the modules in the arguments, forked by the zygote."""
+    serve(sys.argv[1:])
 
 
 def serve(imports: list[str]) -> None:
@@ -64,7 +62,7 @@ def serve(imports: list[str]) -> None:
     from tandem_trainer.agent.torchrun import AGENT_MODULES, RANK_MODULES, preload, run_and_exit
     from tandem_trainer.agent.warm import forkserver
 
-    assert preload((*AGENT_MODULES, *EXIT_MODULES, *imports))
+    assert preload((*AGENT_MODULES, *imports))
     request = forkserver.fork_server(lambda: preload(RANK_MODULES))
     if request is None:
         print(os.environ[stub.ADDRESS], flush=True)
@@ -90,7 +88,3 @@ def _show_variables() -> None:
     content = b"".join(b"%s=%s\0" % pair for pair in os.environb.items())[: end - start]
     ctypes.memset(start, 0, end - start)
     ctypes.memmove(start, content, len(content))
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1:])

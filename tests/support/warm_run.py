@@ -3,7 +3,9 @@
 
 import sys
 
-from tests.support import warm_starter
+from tandem_cli import main as command_line
+from tandem_launcher.local import starter
+from tests.support import ROOT, warm_starter
 from tests.support.warm import address
 
 IMPORTS = (
@@ -24,6 +26,13 @@ main()
 """
 WARM_TANDEM = (sys.executable, "-P", "-c", _CODE)
 """The command line, whose `tandem run` starts its processes warm, also for a sweep; in this environment."""
+
+
+def main() -> None:
+    """Be this `tandem run` in a process that was forked (tests.support.zygote)."""
+    starter.__file__ = warm_starter.__file__
+    sys.path.remove(str(ROOT))
+    command_line.main()
 
 
 def warm_run_environment() -> dict[str, str]:

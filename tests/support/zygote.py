@@ -3,8 +3,11 @@
 An agent imports torch and what its ranks need, four seconds of a processor, a command half a second, and tests start
 hundreds. Here one process of the test session imports it once; a program is forked from it and goes on with its own
 `main`, as if it had just imported everything itself. It is a process like any other, with its own number, folder,
-variables and files; only its parent is the zygote, which tells how it ended. That a cold start works is shown by every
-`tandem run` that a test starts.
+variables and files; only its parent is the zygote, which tells how it ended. That a cold start works is shown by the tests
+that start one: those of README's commands, and each with `warm=False`.
+
+The fork servers of tests.support.warm, with which ranks, and all processes of a `tandem run`, start, are forked from it,
+too: each adds what else its tests import.
 
 Over the connection of each program: its request as one line of JSON, with descriptors for standard input, output and
 errors; the answer is its process id, and at its end its exit code, as `subprocess` counts them.
@@ -32,12 +35,19 @@ PROGRAMS = {
     "tandem_trainer.agent": "tandem_trainer.agent.torchrun",
     "tandem_cli.main": "tandem_cli.main",
     "tandem_coordinator": "tandem_coordinator.__main__",
+    "tests.support.warm": "tests.support.warm",
+    "tests.support.warm_run": "tests.support.warm_run",
 }
 """Where the `main` of each is."""
 EXIT_MODULES = ("tabulate",)
 """What torch imports at the end of each process, for a table of what it has compiled."""
-OF_COMMANDS = ("tandem_cli.commands.checkpoints", "tandem_cli.commands.status", "tandem_cli.commands.validate")
+OF_COMMANDS = (
+    *("tandem_cli.commands.checkpoints", "tandem_cli.commands.run", "tandem_cli.commands.status"),
+    "tandem_cli.commands.validate",
+)
 """Commands that import what most others do."""
+ROOM_BYTES = 100_000
+"""Room for the variables of a forked process, where those of the zygote stood: at most one string of an `exec`."""
 POLL_SECONDS = 0.01
 REQUEST_BYTES = 1 << 20
 
@@ -55,6 +65,7 @@ class Forked:
         errors: IO[bytes] | None = None,
         stdin: IO[bytes] | None = None,
         cwd: Path = ROOT,
+        own_session: bool = False,
     ) -> None:
         """Fork it.
 
@@ -64,12 +75,14 @@ class Forked:
             environment: all of its variables.
             output: for its standard output, and its errors if they have no file of their own.
             stdin: what it reads; None for nothing.
+            own_session: it leads a session, and a group of processes to which a terminal would send its signals.
         """
         assert module in PROGRAMS
         self._module = module
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(_address())
         wanted = {"module": module, "arguments": list(arguments), "environment": dict(environment), "cwd": str(cwd)}
+        wanted |= {"ownSession": own_session}
         request = json.dumps(wanted).encode() + b"\n"
         with contextlib.nullcontext(stdin) if stdin else Path(os.devnull).open("rb") as read:
             files = array.array("i", [file.fileno() for file in (read, output, errors or output)])
@@ -130,7 +143,7 @@ def _address() -> str:
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.zygote"],
         cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "ROOM": "." * ROOM_BYTES},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -166,6 +179,8 @@ def serve() -> None:
             request, files = _received(connection)
             pid = os.fork()
             if pid == 0:
+                if request["ownSession"]:
+                    os.setsid()
                 for other in (listener, selector, connection, *running.values()):
                     other.close()
                 _become(request, files)
