@@ -69,6 +69,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "full(*rooms): in the full tier alone; a change of one of the rooms makes it necessary again"
     )
+    config.addinivalue_line(
+        "markers", "gate(*tests): in the gate and not in `make test`, where these tests prove the same with less"
+    )
     config.addinivalue_line("markers", "smoke: proves for its tier that a job trains at all; runs whatever changed")
     config.addinivalue_line("markers", "property: a Hypothesis test (set by itself)")
     config.addinivalue_line("markers", "alone: on the cluster, nothing else may run beside it")

@@ -3,8 +3,8 @@ half an hour says so in a comment beside it, and is only parsed: tests/unit/repo
 
 A `tandem run` of a page starts warm (tests.support.warm_run), one of README as its reader's does.
 
-`make test` runs the blocks of README and of the pages that changed since the commit in `.ci/since`; the full tier runs
-those of all pages, since a command may change without the page that shows it.
+`make test` runs the blocks of the pages that changed since the commit in `.ci/since`, the gate those of README as well;
+the full tier runs those of all pages, since a command may change without the page that shows it.
 """
 
 import shlex
@@ -29,13 +29,21 @@ BESIDE = sorted((block for block in RUNS if block.beside_a_run), key=lambda bloc
 """The run is stopped last."""
 WARM = ".warm"
 """The folder of a `tandem` whose runs start warm."""
+GATE = pytest.mark.gate(
+    "tests/integration/test_run.py::TestFromBeginningToEnd::test_it_says_that_the_run_is_complete",
+    "tests/integration/test_run.py::TestFromBeginningToEnd::test_the_final_checkpoint_is_evaluated_and_the_best_one_named",
+)
+"""Of README: these run its manifest for fewer epochs, from a cold start; test_run_commands has those beside a run."""
 CHANGED = reach.changed_files(reach.base())
 
 
 def marks(block: Block) -> tuple[pytest.MarkDecorator, ...]:
-    """The full tier's mark for a block of a page that did not change; in an unknown history, all pages may have."""
+    """The mark of the gate, or of the full tier, for a block of a page that did not change; in an unknown history, all
+    pages may have."""
     page = block.page.relative_to(ROOT).as_posix()
-    unchanged = CHANGED is not None and page != "README.md" and page not in CHANGED
+    unchanged = CHANGED is not None and page not in CHANGED
+    if page == "README.md" and not block.in_full_tier:
+        return (GATE,) if unchanged else ()
     return (FULL,) if block.in_full_tier or unchanged else ()
 
 

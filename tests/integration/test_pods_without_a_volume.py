@@ -21,6 +21,7 @@ from tests.support import manifests
 from tests.support.buckets import BUCKET, CREDENTIALS, moto, place
 from tests.support.ports import reserved_port
 from tests.support.waiting import until
+from tests.support.zygote import PROGRAMS, Forked
 
 pytestmark = pytest.mark.timeout(400)
 TOKEN = "the-token-of-these-tests"
@@ -55,7 +56,7 @@ class Job:
         self.manifest = folder / "job.yaml"
         self.manifest.write_text(yaml.safe_dump(annotated.dump()))
         self.port = reserved_port()
-        self.pods: dict[str, subprocess.Popen[bytes]] = {}
+        self.pods: dict[str, subprocess.Popen[bytes] | Forked] = {}
         self._started = 0
 
     def __enter__(self) -> "Job":
@@ -80,13 +81,14 @@ class Job:
             else:
                 command = launch.evaluators_command(2)
             own |= {launch.RUN_DIR: str(rundir), launch.REPLICA: name, "OMP_NUM_THREADS": "1"}
+            variables = {**os.environ, **CREDENTIALS, **own}
+            module, *words = command[command.index("-m") + 1 :]
             with (self.folder / f"{name}-{self._started}.txt").open("wb") as output:
+                if module in PROGRAMS:
+                    self.pods[name] = Forked(module, words, variables, output, own_session=True)
+                    continue
                 self.pods[name] = subprocess.Popen(
-                    command,
-                    env={**os.environ, **CREDENTIALS, **own},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    command, env=variables, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
                 )
         return self
 

@@ -41,6 +41,11 @@ def start(folder: Path, faults: list[str]) -> LocalRun:
     return start_regrouping(folder, TASK, trainer)
 
 
+@pytest.mark.gate(
+    "tests/integration/test_session_regroup.py"
+    "::test_killed_at_any_point_of_a_step_the_loop_of_the_other_rank_takes_it_again",
+    "tests/integration/test_regroup.py::test_the_others_train_while_a_joiner_prepares_itself",
+)
 def test_killed_at_any_point_of_a_step_the_other_rank_takes_it_again_and_none_other(tmp_path: Path) -> None:
     points = ["read", "forward", "forward-done", "backward-5.weight", "backward-0.weight", "update", "update-done"]
     points += ["vote", "vote-done"]

@@ -15,7 +15,7 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 FULL = pytest.mark.full("core", "coordinator", "trainer")
-LONG = ["--set", "trainer.loop.epochs=60", "--set", "checkpoint.everySteps=50"]
+LONG = ["--set", "trainer.loop.epochs=30", "--set", "checkpoint.everySteps=50", "--set", "evaluators.replicas=0"]
 PARTS = ["unlogged steps", "stop of ranks", "rendezvous", "model and data", "first step"]
 
 

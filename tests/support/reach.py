@@ -63,9 +63,11 @@ STARTS = {
 """Rooms of which a piece of test support starts processes; a test that uses it runs all of their code."""
 TREES = ("charts", "images", "examples", "tools", "benchmarks", "docs")
 """Folders without a package of the product; each reaches the tests that name it, and those in `tests/unit/FOLDER`."""
+PAGES = ("README.md",)
+"""Pages in the root; each reaches the tests that name it."""
 ALWAYS = ("tests/unit/repository",)
 MAX_NAME_LENGTH = 80
-EVERYTHING = ("pyproject.toml", "constraints.txt", "tests/conftest.py")
+EVERYTHING = ("pyproject.toml", "constraints.txt", "tests/conftest.py", "tests/support/zygote.txt")
 """Files that touch every test."""
 
 
@@ -93,7 +95,7 @@ class Change:
         self.files = frozenset(files)
         self.modules = frozenset().union(*(_downstream(name) for name in self.files))
         """Modules of the product that changed or import, directly or not, one that did."""
-        trees = {name.partition("/")[0] for name in self.files} & set(TREES)
+        trees = {name.partition("/")[0] for name in self.files} & {*TREES, *PAGES}
         self.rooms = {PACKAGES[module.partition(".")[0]] for module in self.modules} | trees
 
     def touches(self, path: Path, marked: Collection[str] | None = None) -> bool:
@@ -181,7 +183,7 @@ def _product_modules(parts: Collection[Path]) -> set[str]:
 
 def _trees(parts: Collection[Path]) -> set[str]:
     """Folders without a package that files of tests name, as in `ROOT / "examples"` and `"charts/tandem"`."""
-    return {name.partition("/")[0] for part in parts for name in _names(part)} & set(TREES)
+    return {name.partition("/")[0] for part in parts for name in _names(part)} & {*TREES, *PAGES}
 
 
 def _fixture_names(test: Path, conftest: Path) -> set[str]:

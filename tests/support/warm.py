@@ -4,6 +4,7 @@ What is forked is started by its stub (tandem_trainer.agent.warm), and goes on a
 variables can be seen from outside, as those of a process that was executed: `tandem run` finds its processes by them.
 """
 
+import atexit
 import ctypes
 import functools
 import json
@@ -14,11 +15,10 @@ from pathlib import Path
 from tandem_launcher.local import starter
 from tandem_trainer.agent.warm import stub
 from tests.support import ROOT
+from tests.support.waiting import SECONDS
 from tests.support.warm_starter import ADDRESS, SETTINGS
 from tests.support.zygote import Forked
 
-_servers: list[tuple[Forked, int]] = []
-"""The fork servers, and of each the descriptor with whose end it ends."""
 _ENV_START, _ENV_END = 47, 48
 """Fields of /proc/PID/stat after the name."""
 
@@ -45,11 +45,16 @@ def address(*imports: str) -> str:
     (reads, until), (told, tells) = os.pipe(), os.pipe()
     with os.fdopen(reads, "rb") as stdin, os.fdopen(tells, "wb") as output, os.fdopen(os.dup(2), "wb") as errors:
         server = Forked("tests.support.warm", imports, variables, output, errors=errors, stdin=stdin)
-    _servers.append((server, until))
+    atexit.register(_end, server, until)
     with os.fdopen(told) as said:
         address = said.readline().strip()
     assert address, f"nothing can be forked with {imports}"
     return address
+
+
+def _end(server: Forked, until: int) -> None:
+    os.close(until)
+    server.wait(SECONDS)
 
 
 def main() -> None:

@@ -3,10 +3,10 @@
 An agent imports torch and what its ranks need, four seconds of a processor, a command half a second, and tests start
 hundreds. Here one process of the test session imports it once; a program is forked from it and goes on with its own
 `main`, as if it had just imported everything itself. It is a process like any other, with its own number, folder,
-variables and files; only its parent is the zygote, which tells how it ended. That a cold start works is shown by the tests
-that start one: those of README's commands, and each with `warm=False`.
+variables and files; only its parent is the zygote, which tells how it ended. That a cold start works is shown by the
+tests that start one: those with `warm=False`, and in the gate README's commands.
 
-The fork servers of tests.support.warm, with which ranks, and all processes of a `tandem run`, start, are forked from it,
+The fork servers of tests.support.warm, from which ranks and the processes of a `tandem run` start, are forked from it,
 too: each adds what else its tests import.
 
 Over the connection of each program: its request as one line of JSON, with descriptors for standard input, output and
@@ -31,21 +31,10 @@ from typing import IO, Any
 from tandem.processes.exitcode import exit_process
 from tests.support import ROOT
 
-PROGRAMS = {
-    "tandem_trainer.agent": "tandem_trainer.agent.torchrun",
-    "tandem_cli.main": "tandem_cli.main",
-    "tandem_coordinator": "tandem_coordinator.__main__",
-    "tests.support.warm": "tests.support.warm",
-    "tests.support.warm_run": "tests.support.warm_run",
-}
+_LINES = (ROOT / "tests" / "support" / "zygote.txt").read_text().splitlines()
+MODULES = [line.split() for line in _LINES if not line.startswith("#")]
+PROGRAMS = {name: module for name, module in MODULES if name != "-"}
 """Where the `main` of each is."""
-EXIT_MODULES = ("tabulate",)
-"""What torch imports at the end of each process, for a table of what it has compiled."""
-OF_COMMANDS = (
-    *("tandem_cli.commands.checkpoints", "tandem_cli.commands.run", "tandem_cli.commands.status"),
-    "tandem_cli.commands.validate",
-)
-"""Commands that import what most others do."""
 ROOM_BYTES = 100_000
 """Room for the variables of a forked process, where those of the zygote stood: at most one string of an `exec`."""
 POLL_SECONDS = 0.01
@@ -157,9 +146,8 @@ def serve() -> None:
     """Be the zygote, until standard input ends."""
     from tandem_trainer.agent.torchrun import AGENT_MODULES, RANK_MODULES, preload
 
-    assert preload((*AGENT_MODULES, *RANK_MODULES, *EXIT_MODULES, *PROGRAMS.values(), *OF_COMMANDS)), (
-        "an import has started a thread"
-    )
+    modules = [module for _, module in MODULES]
+    assert preload((*AGENT_MODULES, *RANK_MODULES, *modules)), "an import has started a thread"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"tandem-tests-{os.getpid()}"
     listener.bind("\0" + name)

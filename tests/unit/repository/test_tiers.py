@@ -1,10 +1,11 @@
 """Tiers: their budgets and records, and what holds for every test (tests/conftest.py)."""
 
+import ast
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -133,3 +134,30 @@ def test_it(number): print("drawn", number)
     # Where Hypothesis knows that it is in CI, too.
     assert drawn(CI="true") == first
     assert any(drawn("--hypothesis-profile=random", CI="true") != first for _ in range(5))
+
+
+def _marks(decorators: list[ast.expr]) -> set[str]:
+    """Names of the marks of a function; of parameters there may be others without one."""
+    called = (one.func if isinstance(one, ast.Call) else one for one in decorators)
+    return {name.attr if isinstance(name, ast.Attribute) else getattr(name, "id", "").lower() for name in called}
+
+
+def _proofs(path: Path) -> Iterator[str]:
+    """The tests that `gate` marks of a file name."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "gate":
+            assert node.args, f"{path}: what proves it in `make test`?"
+            for argument in node.args:
+                assert isinstance(argument, ast.Constant), path
+                yield str(argument.value)
+
+
+def test_what_runs_in_the_gate_alone_names_tests_of_make_test_that_prove_the_same() -> None:
+    named = {name for path in (ROOT / "tests" / "integration").glob("test_*.py") for name in _proofs(path)}
+    assert named
+    for name in named:
+        file, _, test = name.partition("::")
+        tree = ast.parse((ROOT / file).read_text())
+        functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        assert test.rpartition("::")[2] in functions, f"there is no {name}"
+        assert not _marks(functions[test.rpartition("::")[2]].decorator_list) & {"full", "gate", "all"}, name
