@@ -41,14 +41,14 @@ def freeze() -> None:
     each of them at its end took a second of a processor for it, and a copy of the pages that it shares with the others.
     """
     global _marker
-    _noted.extend(weakref.ref(found) for found in _instances((io.IOBase, *_owners())))
+    _noted.extend(weakref.ref(file) for file in _instances((io.IOBase, *_owners())))
     gc.freeze()
     _marker = []
 
 
 def close_files() -> None:
     """Close all files that are open for writing. Returns after twice CLOSE_SECONDS in any case."""
-    if _marker is not None and not any(found is _marker for found in gc.get_objects()):
+    if _marker is not None and not any(candidate is _marker for candidate in gc.get_objects()):
         # The script has exempted its own objects, too.
         gc.unfreeze()
     _in_time([threading.Thread(target=_close_owners, daemon=True), threading.Thread(target=_flush_c, daemon=True)])
@@ -91,9 +91,9 @@ def _open_files() -> list[io.IOBase]:
 
 def _all_of(kinds: tuple[type, ...]) -> list[Any]:
     """Return all objects of some classes, those that were noted first."""
-    noted = [found for reference in _noted if (found := reference()) is not None and issubclass(type(found), kinds)]
-    known = {id(found) for found in noted}
-    return noted + [found for found in _instances(kinds) if id(found) not in known]
+    noted = [file for reference in _noted if (file := reference()) is not None and issubclass(type(file), kinds)]
+    numbers = {id(file) for file in noted}
+    return noted + [file for file in _instances(kinds) if id(file) not in numbers]
 
 
 def _instances(kinds: tuple[type, ...]) -> list[Any]:
@@ -102,8 +102,8 @@ def _instances(kinds: tuple[type, ...]) -> list[Any]:
     # touched, and a metaclass may define how its classes compare.
     objects = gc.get_objects()
     types = dict(zip(map(id, map(type, objects)), map(type, objects), strict=True))
-    wanted = {number for number, kind in types.items() if issubclass(kind, kinds)}
-    return list(compress(objects, map(wanted.__contains__, map(id, map(type, objects)))))
+    matching = {number for number, kind in types.items() if issubclass(kind, kinds)}
+    return list(compress(objects, map(matching.__contains__, map(id, map(type, objects)))))
 
 
 def _layers(file: object) -> list[io.IOBase]:
