@@ -363,7 +363,7 @@ def kill_after_checkpoints(rundir: RunDir, ranks: int, unpaused: Path) -> None:
 @pytest.mark.parametrize(
     ("parts", "steps"),
     [
-        pytest.param([(FSDP, 3, 1), (TENSOR, 4, 4), (SPLIT_STAGES, 4, 2)], 150, id="split-stages"),
+        pytest.param([(FSDP, 3, 1), (TENSOR, 4, 4), (SPLIT_STAGES, 4, 2)], 100, id="split-stages"),
         pytest.param([(FSDP, 3, 1), (TENSOR, 4, 4), ({}, 2, 1), (HYBRID, 4, 2)], 200, id="hybrid", marks=FULL),
     ],
 )
