@@ -75,7 +75,7 @@ class LossSpikes:
 
     def memory(self) -> dict[str, object]:
         """Return the memory for a checkpoint, as JSON."""
-        return {"beginning": self._beginning, "usual": list(self._usual), "latest": list(self._latest)}
+        return {"beginning": list(self._beginning), "usual": list(self._usual), "latest": list(self._latest)}
 
     def _spikes(self) -> bool:
         if self._rewind_on != "Spikes" or len(self._usual) < MEMORY // 2:

@@ -57,7 +57,7 @@ from tandem_trainer.save_interval import MAX_COSTS
 log = logging.getLogger(__name__)
 
 MAX_COST = 0.01
-"""MirrorPart of the training time that mirrors may take."""
+"""Share of the training time that mirrors may take."""
 MIN_SECONDS = 2.0
 """Shortest interval, in seconds: a restart itself takes about as long."""
 TRANSFER_TIMEOUT = timedelta(minutes=5)
@@ -270,7 +270,7 @@ class Mirrors:
     def __init__(self, group: Group) -> None:
         self._group, self.ring = group, Ring(group)
         self.memory = MirrorMemory.of_agent(group.local_rank)
-        """MirrorMemory of this rank; None if there is none, so that no mirror is taken."""
+        """Memory of this rank; None if there is none, so that no mirror is taken."""
         self._complete: MirrorPoint | None = None
         self._log: LogWriter | None = None
         self._seconds = MIN_SECONDS
