@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.goals import Verdict, conclude, judge_median
+from benchmarks.goals import Outcome, Verdict, conclude, interval, judge_median
 from tandem.processes.launch import RUN_DIR
 from tandem.rundir.layout import RunDir
 from tandem.rundir.log import LogReader
@@ -89,7 +89,11 @@ def measure_cost(size: str, rounds: int, folder: Path) -> Verdict:
         f"({min(ratios):.4f} to {max(ratios):.4f}), {rounds} rounds",
         flush=True,
     )
-    return judge_median(f"{size}: mirrors cost at most 1 %", ratios, MAX_COST, "of it")
+    goal, bounds = f"{size}: mirrors cost at most 1 %", interval(ratios)
+    if bounds is None or bounds[0] <= MAX_COST < bounds[1]:
+        reason = f"too few rounds, or too noisy: {min(ratios):.3f} to {max(ratios):.3f} in {rounds} rounds"
+        return Verdict(Outcome.UNJUDGED, goal, reason)
+    return judge_median(goal, ratios, MAX_COST, "of it")
 
 
 def kill_rank(run_dir: Path) -> None:
