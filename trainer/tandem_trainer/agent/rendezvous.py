@@ -76,7 +76,6 @@ from tandem_trainer.agent.local_ranks import LocalRanks, remove_stale_folders
 from tandem_trainer.agent.log import log, log_to_stderr
 from tandem_trainer.agent.preflight import processes
 from tandem_trainer.agent.warm.leftovers import end_group, end_leftovers, runs
-from tandem_trainer.checkpoint.mirror import create_memory
 
 if TYPE_CHECKING:
     # torch loads this module for its entry point, also in the middle of this import: any program that imports
@@ -168,6 +167,9 @@ class TandemRendezvous(RendezvousHandler):
         self._member_index = self._members = 0
         self._store: Store | None = None
         if spec.elasticity.mirror and hasattr(os, "memfd_create"):
+            # It imports what saves checkpoints, which other agents do without.
+            from tandem_trainer.checkpoint.mirror import create_memory
+
             # It lives as long as this agent, so longer than its ranks.
             os.environ[MIRROR] = create_memory(self._processes)
         # Agents that were killed cannot remove their folders in memory themselves.
