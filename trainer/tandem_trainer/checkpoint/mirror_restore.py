@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tandem.rundir.checkpoint import Broken, FileEntry, Manifest, chunks
+from tandem.rundir.checkpoint import Broken, Manifest
 from tandem.rundir.layout import RunDir, checkpoint_name
 from tandem.rundir.lineage import Continuation, Rewind, is_rewound
 from tandem.wire.status import CheckpointRef
@@ -28,6 +28,7 @@ from tandem_trainer.checkpoint.node_memory import FileMemory, shared_memory_of
 from tandem_trainer.checkpoint.reader import contents_in
 from tandem_trainer.checkpoint.restoring import Loaded, Restored
 from tandem_trainer.checkpoint.train_state import Contents
+from tandem_trainer.checkpoint.writer import file_entries
 from tandem_trainer.failure import ConfigurationError
 from tandem_trainer.process_group import Group
 
@@ -151,17 +152,10 @@ def manifest_of(parts: Sequence[MirrorPart]) -> Manifest:
         ValueError: they are not what a manifest needs.
     """
     first = next(part for part in parts if part.number == 0)
-    by_file: dict[str, dict[str, str]] = {}
-    for part in parts:
-        for path, numbered in part.chunks.items():
-            by_file.setdefault(path, {}).update(numbered)
-    entries = []
-    for path, size in first.files.items():
-        checksums = by_file.get(path, {})
-        missing = [number for number in range(chunks(size)) if str(number) not in checksums]
-        if missing:
-            raise Broken(f"no part has chunk {missing[0]} of {path}")
-        entries.append(FileEntry(path=path, size=size, xxh3=[checksums[str(number)] for number in range(chunks(size))]))
+    try:
+        entries = file_entries(first.files, [part.chunks for part in parts])
+    except OSError as error:
+        raise Broken(str(error)) from error
     return Manifest.parse(first.facts | {"files": [entry.dump() for entry in entries]})
 
 

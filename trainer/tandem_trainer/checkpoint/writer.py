@@ -42,7 +42,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -296,17 +296,31 @@ def _write_trees(folder: Path, request: Request) -> list[FileEntry]:
     return [FileEntry(path=TREES, size=len(content), xxh3=chosen)]
 
 
-def _manifest(request: Request, notes: list[dict[str, Any]], more: list[FileEntry]) -> Manifest:
+def file_entries(sizes: Mapping[str, int], parts: Iterable[Checksums]) -> list[FileEntry]:
+    """Return the entries of files in a manifest.
+
+    Args:
+        sizes: size of each file, in bytes.
+        parts: checksums of each part's chunks.
+
+    Raises:
+        OSError: a chunk is in no part.
+    """
     by_file: Checksums = {}
-    for note in notes:
-        for path, checksums in note["chunks"].items():
-            by_file.setdefault(path, {}).update(checksums)
+    for part in parts:
+        for path, numbered in part.items():
+            by_file.setdefault(path, {}).update(numbered)
     entries = []
-    for path, size in request["files"].items():
+    for path, size in sizes.items():
         checksums = [by_file.get(path, {}).get(str(number)) for number in range(chunks(size))]
         if None in checksums:
-            raise OSError(f"no part wrote chunk {checksums.index(None)} of {path}")
+            raise OSError(f"no part has chunk {checksums.index(None)} of {path}")
         entries.append(FileEntry.model_validate({"path": path, "size": size, "xxh3": checksums}))
+    return entries
+
+
+def _manifest(request: Request, notes: list[dict[str, Any]], more: list[FileEntry]) -> Manifest:
+    entries = file_entries(request["files"], [note["chunks"] for note in notes])
     return Manifest.parse(request["facts"] | {"files": [entry.dump() for entry in [*entries, *more]]})
 
 
