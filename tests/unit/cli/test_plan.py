@@ -11,7 +11,7 @@ from tandem.errors import UserError
 from tandem.job.footprint import Footprint, Moment, Pass
 from tandem.job.resource import Workers
 from tandem.job.tasks import FsdpSettings, Loop, Optimizer
-from tandem_cli.commands.plan import allowed, sheet_values, table
+from tandem_cli.commands.plan import allowed, mirror_note, sheet_values, table
 from tandem_cli.main import application
 from tandem_cli.planning.memory import (
     MicroBatches,
@@ -494,3 +494,10 @@ def test_the_documentation_shows_the_classic_table_as_it_is() -> None:
     at = next(at for at, block in enumerate(page) if block.text.startswith("tandem plan --parameters 7e9"))
     words, shown_there = page[at].text.split(), page[at + 1]
     assert plan(*words[2:]).rstrip() == shown_there.text.rstrip()
+
+
+def test_mirrors_take_four_times_the_share_of_a_process_and_half_of_that_without_a_neighbour() -> None:
+    footprint = state_of(2**28)
+    note = "Mirrors (elasticity.mirror) take memory of the host for each"
+    assert mirror_note(footprint, [1, 2, 8], 1) == f"{note} worker: 6.0 GiB with 1, 6.0 GiB with 2, 1.5 GiB with 8."
+    assert mirror_note(footprint, [2, 4], 2) == f"{note} process: 3.0 GiB with 2, 3.0 GiB with 4."
